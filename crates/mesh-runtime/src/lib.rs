@@ -7,6 +7,7 @@ mod agent;
 mod awaited;
 mod bypass;
 mod call;
+mod call_filter;
 mod calls;
 mod completion;
 mod copy;
@@ -65,6 +66,7 @@ mod waits;
 pub use agent::SpawnSpec;
 pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
 pub use call::{Call, Callee, Outcome};
+pub use call_filter::filter_calls;
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
 pub use fork_server::{ForkServerSpec, Spare, Standby};
@@ -82,7 +84,9 @@ pub use marked::{Program, adopt_orphans, start_marked};
 pub use mesh_tls as tls;
 pub use message::Message;
 pub use meter::Meter;
-pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};
+pub use namespaces::{
+    ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, leave_keyring, let_look, mount, unshare,
+};
 pub use ports::{Receive, Way};
 pub use refs::{Hold, Kept, Opened, RefAddr, Refs, View, pack};
 pub use runtime::{

@@ -4,7 +4,7 @@
 //! children inherit it across fork and exec, whatever they do to their parents, sessions and environment. Other processes of
 //! the user can read it. Python says what the marks mean (`_system/process_marks.py`).
 
-use rustix::process::{Resource, Rlimit, getpid, setrlimit, setsid};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit, setsid};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -35,7 +35,7 @@ pub fn adopt_orphans() -> io::Result<()> {
 }
 
 /// Starts a program in a session of its own, with this stdin, stdout and stderr. Returns its pid: it is a child of this
-/// process, which must wait for it.
+/// process, which must wait for it. It ends with the thread that calls this, which must last as long.
 pub fn start_marked(program: Program, stdio: [BorrowedFd<'_>; 3]) -> io::Result<u32> {
     let Program { argv, env, cwd, mark } = program;
     let mut argv = argv.into_iter();
@@ -52,10 +52,16 @@ pub fn start_marked(program: Program, stdio: [BorrowedFd<'_>; 3]) -> io::Result<
     if let Some(cwd) = cwd {
         command.current_dir(cwd);
     }
+    let parent = getpid();
     // SAFETY: between fork and exec only async-signal-safe system calls are made, and nothing is allocated.
     unsafe {
         command.pre_exec(move || {
             setsid()?;
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have ended before the request was in place.
+            if getppid() != Some(parent) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
             if let Some((soft, hard)) = mark {
                 let pid = getpid().as_raw_nonzero().get().unsigned_abs();
                 let current = Some(soft + u64::from(pid));

@@ -27,6 +27,11 @@ struct Capabilities {
     inheritable: u32,
 }
 
+/// `keyctl(2)`: numbers of requests, and of the keyring of the session.
+const JOIN_SESSION_KEYRING: libc::c_ulong = 1;
+const SET_PERMISSIONS: libc::c_ulong = 5;
+const SESSION_KEYRING: libc::c_long = -3;
+
 fn checked(result: libc::c_long) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -88,6 +93,20 @@ pub fn give_up_privileges() -> io::Result<()> {
         }
         libc::prctl(libc::PR_SET_SECUREBITS, SECURE, 0, 0, 0);
         checked(libc::syscall(libc::SYS_capset, ptr::from_ref(&header), none.as_ptr()))
+    }
+}
+
+/// Leaves the keyring of the session, with the keys of the user that programs and the kernel keep there, for one that nobody can use: not even
+/// processes that share it may search it, or add to it.
+pub fn leave_keyring() -> io::Result<()> {
+    let nothing = ptr::null::<libc::c_char>();
+    // SAFETY: the calls take numbers, and a null pointer in the place of a name.
+    let done = checked(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, nothing) })
+        .and_then(|()| checked(unsafe { libc::syscall(libc::SYS_keyctl, SET_PERMISSIONS, SESSION_KEYRING, 0) }));
+    match done {
+        // A kernel without keys, or a container that forbids them to all that it runs.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
+        done => done,
     }
 }
 

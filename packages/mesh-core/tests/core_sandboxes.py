@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import socket
 import stat
@@ -170,6 +171,40 @@ def connects(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def families() -> dict[str, int]:
+    """Why each family of sockets is refused, by its name; 0 where it is not."""
+    found = {}
+    for name in ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK", "AF_VSOCK"):
+        kind = socket.SOCK_RAW if name == "AF_NETLINK" else socket.SOCK_STREAM
+        try:
+            socket.socket(getattr(socket, name), kind).close()
+            found[name] = 0
+        except OSError as error:
+            found[name] = error.errno or -1
+    return found
+
+
+def weakening_the_first() -> list[int]:
+    """Why each change of the process that enforces the limits is refused, 0 where it is not; and of this process, for comparison."""
+    idle = os.sched_param(0)
+    changes = [
+        lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+        lambda pid: os.sched_setaffinity(pid, os.sched_getaffinity(0)),
+        lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, idle),
+        lambda pid: os.sched_setparam(pid, idle),
+        lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64)),
+    ]
+    found = []
+    for pid in (1, 0):
+        for change in changes:
+            try:
+                change(pid)
+                found.append(0)
+            except OSError as error:
+                found.append(error.errno or -1)
+    return found
 
 
 def own_loopback() -> bool:

@@ -15,8 +15,9 @@ import pytest
 from launched import LIMIT
 from test_launcher_commands import mesh
 
-from mesh_launchers import JobNotFound, LaunchError, attach_job, jobs, launch
+from mesh_launchers import JobNotFound, LaunchError, _authority, attach_job, jobs, launch
 from mesh_launchers._folder import JobFolder
+from mesh_launchers._records import audit
 
 STRANGER = 54321
 """A user id that nobody has here."""
@@ -55,6 +56,62 @@ def test_a_link_in_place_of_a_job_is_not_followed(shared: Path, tmp_path: Path) 
     assert jobs() == []
     assert sorted(each.name for each in precious.iterdir()) == ["folder", "thesis.tex"]
     (shared / "train").unlink()
+
+
+def test_folders_that_are_no_jobs_are_left_alone(shared: Path) -> None:
+    """FLD-3: `MESH_JOBS` may be a folder with others of this user, which are private as well."""
+    for name in ("train", "empty"):
+        (shared / name).mkdir(mode=0o700)
+    (shared / "train" / "thesis.tex").write_text("years of work")
+    assert jobs() == []
+    with pytest.raises(
+        LaunchError,
+        match=r"train is there already, and is no job's folder \(1 entries, such as 'thesis.tex'\)",
+    ):
+        launch("local", hosts=1, name="train")
+    with pytest.raises(JobNotFound):
+        attach_job("train")
+    assert [each.name for each in (shared / "train").iterdir()] == ["thesis.tex"]
+    kept = shared / ".keys" / "cloud"
+    kept.mkdir(parents=True, mode=0o700)
+    (shared / ".keys").chmod(0o700)
+    _authority.sweep()
+    kept.rmdir()
+    folder, lock = JobFolder.make("empty")
+    assert not JobFolder.of("train").runs() and folder.runs()
+    os.close(lock)
+    # A killed keeper's is removed.
+    assert jobs() == [] and not (shared / "empty").exists()
+    shutil.rmtree(shared / "train")
+
+
+@pytest.mark.parametrize("how", ["link", "pipe", "hard link", "open to others", "folder"])
+def test_audit_lines_are_written_to_no_file_that_others_have_put_there(
+    how: str, shared: Path, tmp_path: Path
+) -> None:
+    """FLD-2: in a folder of jobs that is like `/tmp`; and nobody waits for a reader."""
+    precious, path = tmp_path / "precious", shared / ".audit.log"
+    precious.write_text("years of work")
+    precious.chmod(0o600)
+    match how:
+        case "link":
+            path.symlink_to(precious)
+        case "pipe":
+            os.mkfifo(path, 0o600)
+        case "hard link":
+            path.hardlink_to(precious)
+        case "open to others":
+            path.touch(0o666)
+            path.chmod(0o666)
+        case "folder":
+            path.mkdir()
+    with pytest.raises(PermissionError, match=r".audit.log is not a file of mode 0600 that belongs to uid"):
+        audit("train", os.getpid(), os.getuid(), "stop")
+    assert precious.read_text() == "years of work"
+    path.rmdir() if how == "folder" else path.unlink()
+    audit("train", os.getpid(), os.getuid(), "stop")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
 
 
 @needs_root

@@ -8,14 +8,17 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -33,6 +36,7 @@ from mesh_core.inspect import (
     ThreadStack,
 )
 from mesh_supervision import MetricsServer, export_metrics
+from mesh_supervision._watching import _limited
 from mesh_supervision._watching._dashboard import view
 from mesh_supervision._watching._metrics import Failures, exposition
 from mesh_supervision._watching._rows import Order, rows, summary
@@ -215,6 +219,58 @@ def test_a_job_that_does_not_answer_is_no_number() -> None:
         urlopen(server.url, timeout=WITHIN)
 
 
+def test_many_silent_connections_cost_a_script_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LIM-1: every user of the machine can connect. Those that say nothing are cut off, and others are answered again."""
+    monkeypatch.setattr(_limited.LimitedHandler, "timeout", 0.5)
+    before = descriptors(), threading.active_count()
+    with MetricsServer(0, snapshot=lambda: (_ for _ in ()).throw(MeshError("it has ended"))) as server:
+        port = urlsplit(server.url).port
+        crowd = [socket.create_connection(("127.0.0.1", port), timeout=WITHIN) for _ in range(100)]
+        try:
+            # The last ones are closed at once.
+            assert crowd[-1].recv(1) == b""
+            assert descriptors() - before[0] <= 2 + len(crowd) + _limited.MOST
+            assert threading.active_count() - before[1] <= 1 + _limited.MOST
+            assert crowd[0].recv(1) == b""
+            until(lambda: answers(server.url, 503))
+        finally:
+            for each in crowd:
+                each.close()
+    until(lambda: threading.active_count() <= before[1])
+
+
+def test_a_request_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LIM-1."""
+    monkeypatch.setattr(_limited, "_LONGEST_S", 0.3)
+
+    def drip(slow: socket.socket) -> None:
+        while True:
+            slow.sendall(b"x")
+            time.sleep(0.02)
+
+    with (
+        MetricsServer(0) as server,
+        socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=WITHIN) as slow,
+        pytest.raises(OSError, match=r"Broken pipe|reset"),
+    ):
+        drip(slow)
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def answers(url: str, status: int) -> bool:
+    try:
+        urlopen(url, timeout=WITHIN).close()
+    except HTTPError as error:
+        error.close()
+        return error.code == status
+    except OSError:  # closed: there is no room yet
+        return False
+    return status == 200
+
+
 def test_opentelemetry_reads_the_same_numbers() -> None:
     export = pytest.importorskip("opentelemetry.sdk.metrics.export")
     metrics = pytest.importorskip("opentelemetry.sdk.metrics")
@@ -331,6 +387,7 @@ def test_the_screen_ends_with_the_job() -> None:
 
 JOB = """
 import sys
+import threading
 from mesh_core import Actor, endpoint, this_host
 
 class Trainer(Actor):

@@ -97,7 +97,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::namespaces::{
-        ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare,
+        ask_to_die_with_parent, beget_in, change_mount, filter_calls, give_up_privileges, leave_keyring, let_look,
+        mount, unshare,
     };
     #[pymodule_export]
     use super::packing::packing;

@@ -41,6 +41,19 @@ pub(crate) fn give_up_privileges() -> PyResult<()> {
     Ok(mesh_runtime::give_up_privileges()?)
 }
 
+/// Leaves the session's keyring for an empty one that nobody can use.
+#[pyfunction]
+pub(crate) fn leave_keyring() -> PyResult<()> {
+    Ok(mesh_runtime::leave_keyring()?)
+}
+
+/// Has the kernel refuse sockets that a network namespace does not keep apart, such as those to the host of a virtual machine, and
+/// changes of the first process of a namespace of processes, such as of its priority.
+#[pyfunction]
+pub(crate) fn filter_calls(sockets: bool, first_process: bool) -> PyResult<()> {
+    Ok(mesh_runtime::filter_calls(sockets, first_process)?)
+}
+
 /// Sets whether other processes of the user may inspect this one.
 #[pyfunction]
 pub(crate) fn let_look(allowed: bool) -> PyResult<()> {

@@ -7,6 +7,7 @@ import marshal
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -363,6 +364,7 @@ ESCAPES = {
     "lowered": "resource.setrlimit(10, (5, 5))",
     "detached": "resource.setrlimit(10, (hard, hard))",
     "lowered in a child": "os.fork() and os._exit(os.wait()[1]); resource.setrlimit(10, (5, 5))",
+    "of another tool": "resource.setrlimit(10, ((1 << 22) - 1, hard))",
 }
 ESCAPE = """
 import os, resource, sys
@@ -395,7 +397,7 @@ def test_what_a_tool_does_to_its_limits_leads_nowhere(how: str, tree: Pipe) -> N
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-@pytest.mark.parametrize("how", ["lowered", "lowered in a child"])
+@pytest.mark.parametrize("how", ESCAPES)
 def test_what_a_tool_of_an_actor_does_to_its_limits_leads_nowhere(
     how: str, procs: ProcMesh, tree: Pipe
 ) -> None:
@@ -406,6 +408,34 @@ def test_what_a_tool_of_an_actor_does_to_its_limits_leads_nowhere(
     assert tree.ended()
     assert agents.use.call(["true"]).get().values()[0].ok
     agents.stop().get()
+
+
+class Keeper(Agent):
+    @endpoint
+    def keep(self, argv: list[str]) -> int:
+        """Start a daemon that is detached."""
+        with subprocess.Popen(["sh", "-c", '"$@" & echo $!', "sh", *argv], stdout=subprocess.PIPE) as shell:
+            assert shell.stdout is not None
+            pid = int(shell.stdout.readline())
+            detach(pid)
+        return pid
+
+
+@pytest.mark.usefixtures("fault_tolerant")
+def test_what_an_actor_has_detached_is_not_taken_for_what_a_tool_has(procs: ProcMesh, tree: Pipe) -> None:
+    """TOOL-3: it has come to the same reaper."""
+    keepers = procs.spawn("keepers", Keeper)
+    argv = ["sh", "-c", 'exec >/dev/null 2>&1; exec "$@"', "sh", *planting("child", tree)]
+    pid = keepers.slice(hosts=0, gpus=0).keep.call_one(argv).get()
+    try:
+        tree.wait_for(1)
+        for _ in range(2):
+            assert all(each.ok for each in keepers.use_here.call(["true"]).get().values())
+        assert tree.is_open
+        keepers.stop().get()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert tree.ended()
 
 
 def test_a_minder_that_was_killed_is_an_error_once(tree: Pipe) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import gc
 import os
 import pickle
+import platform
 import socket
 import subprocess
 import sys
@@ -264,6 +266,56 @@ def test_sockets_and_keys_of_other_processes_are_hidden(
                 box.call(os.mkdir, str(tmp_path / name / "mine"))
 
 
+KEYCTL = ctypes.CDLL(None, use_errno=True).syscall
+ADD_KEY, KEYCTL_NUMBER = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(platform.machine(), (0, 0))
+SESSION = -3
+
+
+def read_key(name: bytes) -> tuple[bytes, bool]:
+    """What a key of the session holds, and whether one can be added there."""
+    import ctypes
+
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    key, data = syscall(KEYCTL_NUMBER, 10, SESSION, b"user", name, 0), ctypes.create_string_buffer(64)
+    if key > 0:
+        syscall(KEYCTL_NUMBER, 11, key, data, 64)
+    return data.value, syscall(ADD_KEY, b"user", b"mesh-test-other", b"x", 1, SESSION) > 0
+
+
+@pytest.mark.skipif(not ADD_KEY, reason="the numbers of these system calls are not known here")
+def test_keys_of_the_session_stay_outside() -> None:
+    """Those of the kernel, such as tickets: a namespace does not keep them apart."""
+
+    def inside(answer: int) -> None:
+        # In a session of its own: the keys of whoever runs the tests are left alone.
+        KEYCTL(KEYCTL_NUMBER, 1, None)
+        if KEYCTL(ADD_KEY, b"user", b"mesh-test", b"secret", 6, SESSION) < 0:
+            os.write(answer, repr("no keys here").encode())
+            return
+        with Sandboxes(isolate=True, network=False) as boxes, boxes.take() as box, boxes.take() as other:
+            found = [
+                read_key(b"mesh-test"),
+                box.call(read_key, b"mesh-test"),
+                other.call(read_key, b"mesh-test"),
+            ]
+        os.write(answer, repr(found).encode())
+
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            inside(theirs)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    if said == repr("no keys here"):
+        pytest.skip("this system forbids keys")
+    assert said == repr([(b"secret", True), (b"", False), (b"", False)])
+
+
 def test_paths_may_be_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory, from which code is imported, and the folder that boxes get a copy of."""
     folder = os.fsencode(tmp_path) + b"/o\xff"
@@ -299,6 +351,13 @@ def test_a_box_is_known_by_its_namespaces(boxes: Sandboxes) -> None:
                 assert heard.result(SOON) == b"go"
 
 
+def test_what_enforces_the_limits_cannot_be_weakened(boxes: Sandboxes) -> None:
+    """It has the same user as what it watches."""
+    needs(boxes, Isolation.PROCESSES)
+    with boxes.take(SOON) as box:
+        assert box.call(inside.weakening_the_first) == [errno.EPERM] * 5 + [0] * 5
+
+
 def test_no_network(boxes: Sandboxes) -> None:
     needs(boxes, Isolation.NETWORK)
     with socket.create_server(("127.0.0.1", 0)) as server, boxes.take(SOON) as box:
@@ -306,6 +365,12 @@ def test_no_network(boxes: Sandboxes) -> None:
         assert box.call(inside.own_loopback)
         with Sandboxes(network=True, ready=1) as others, others.take(SOON) as open_box:
             assert open_box.call(inside.connects, server.getsockname()[1])
+            outside = open_box.call(inside.families)
+        # No namespace keeps others apart, such as those to the host of a virtual machine.
+        assert outside == inside.families()
+        assert box.call(inside.families) == {
+            name: errno.EAFNOSUPPORT if name == "AF_VSOCK" else why for name, why in outside.items()
+        }
 
 
 def test_privileges_are_gone(box: Sandbox) -> None:

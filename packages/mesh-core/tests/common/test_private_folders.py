@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from core_processes import descriptors_to
 
+from mesh_core._common import private_folders
 from mesh_core._common.private_folders import is_safe_parent, open_own, open_private
 from mesh_core._features.debug import places as _places
 from mesh_core._system.scratch import Scratch
@@ -109,6 +110,32 @@ def test_a_safe_parent_is_sticky_or_not_writable_by_others(shared: Path) -> None
     assert is_safe_parent(str(shared))
     os.chown(shared, STRANGER, STRANGER)
     assert not is_safe_parent(str(shared))
+    # Its owner can replace what others have in it.
+    shared.chmod(0o1777)
+    assert not is_safe_parent(str(shared))
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["folder", "open folder", "link", "link to a link"])
+def test_a_safe_parent_is_reached_through_nothing_of_others(how: str, shared: Path) -> None:
+    above, link = shared / "above", shared / "link"
+    own = above / "own"
+    own.mkdir(parents=True, mode=0o700)
+    assert is_safe_parent(str(own))
+    match how:
+        case "folder":
+            os.chown(above, STRANGER, STRANGER)
+        case "open folder":
+            above.chmod(0o777)
+        case _:
+            link.symlink_to(own)
+            assert is_safe_parent(str(link))
+            os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+            own = link
+            if how == "link to a link":
+                own = shared / "mine"
+                own.symlink_to(link)
+    assert not is_safe_parent(str(own))
 
 
 # The debugger's sockets.
@@ -262,3 +289,27 @@ def test_another_users_folder_for_temporary_files_is_not_used(temporary: Path) -
         assert not scratch.path.startswith(str(temporary))
     finally:
         scratch.close()
+
+
+def test_folders_for_keys_of_killed_processes_are_removed_and_no_others(
+    shared: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PRV-1, and a process that still makes its folder."""
+    monkeypatch.setattr(private_folders, "_places_of_secrets", lambda: [str(shared)])
+    held, at = private_folders.make_secret_folder("mesh-host-")
+    left, closed = private_folders.make_secret_folder("mesh-host-")
+    os.close(closed)
+    unmarked = shared / "mesh-host-new"
+    unmarked.mkdir(mode=0o700)
+    (precious / ".held").touch()
+    (shared / "mesh-host-link").symlink_to(precious)
+    open_to_all = shared / "mesh-host-open"
+    open_to_all.mkdir()
+    (open_to_all / ".held").touch()
+    private_folders.sweep_secret_folders()
+    assert not Path(left).exists()
+    assert {Path(held), unmarked, open_to_all} < set(shared.iterdir())
+    assert names(precious) == [".7-ab", ".held", "7.sock", "thesis.tex"]
+    os.close(at)
+    private_folders.sweep_secret_folders()
+    assert not Path(held).exists()

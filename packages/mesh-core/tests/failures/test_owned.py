@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -111,6 +112,98 @@ def test_a_tree_ends_with_the_script(
     assert tree.ended()
     # The minder too.
     assert everything.wait() == []
+
+
+ALONE = """
+    import os, sys, threading
+    from mesh_core import Sandboxes, run_tool, this_host
+    from core_trees import TREES, Trees
+
+    def tool(fifo):
+        run_tool([sys.executable, "-S", "-c", TREES["session"][1], fifo])
+
+    if __name__ == "__main__":
+        boxes = Sandboxes(isolate=False, network=None)
+        boxes.take()
+        threading.Thread(target=tool, args=[sys.argv[2]], daemon=True).start()
+        with this_host().spawn_procs() as procs:
+            procs.spawn("trees", Trees).plant.call_one("daemon", sys.argv[1]).get()
+            print("ready")
+            sys.stdin.readline()
+"""
+NEXT = """
+    import sys
+    from mesh_core import this_host
+
+    if __name__ == "__main__":
+        with this_host().spawn_procs() as procs:
+            procs.initialized.get()
+            print("started")
+            sys.stdin.readline()
+"""
+
+
+@pytest.mark.full
+def test_what_is_left_by_a_script_killed_with_all_that_would_clean_up_ends_with_the_next_start(
+    script: Any, tree: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker and the script's tools have started, sockets and folders. Workers, and what `run_tool` started, end at once."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(mode=0o700)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(temporary))
+    with pipe(tmp_path / "tool") as tool:
+        run = script(ALONE, tree.path, tool.path, fresh=True)
+        assert run.line() == "ready"
+        tree.wait_for(TREES["daemon"][0])
+        tool.wait_for(TREES["session"][0])
+        everything = run.watch()
+        ours = {pid for pid, line in family(run.process.pid).items() if tree.path not in line}
+        cleaning = [pid for pid in ours if is_cleaning(pid)]
+        assert len(cleaning) == 4, "the fork server, its minder, that of tools, and the guard of boxes"
+        for pid in (run.process.pid, *cleaning):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (run.process.pid, *cleaning):
+            os.kill(pid, signal.SIGKILL)
+        run.finish()
+        # The daemon, and what a tool's first process had started.
+        left = everything.wait(2.0)
+        assert {pid for pid in left if tree.path not in command(pid)} == set(writers(tool)) and len(
+            writers(tool)
+        ) == 1
+        assert writers(tree) and tree.is_open
+        assert [each.name for each in temporary.iterdir()] != []
+        other = script(NEXT, fresh=True)
+        assert other.line() == "started"
+        assert tree.ended() and tool.ended()
+        gone = time.monotonic() + 20
+        while left_in(temporary) - {str(other.process.pid)} and time.monotonic() < gone:
+            time.sleep(0.01)
+        assert left_in(temporary) <= {str(other.process.pid)}
+        other.say("")
+        other.finish()
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def is_cleaning(pid: int) -> bool:
+    """Whether a process ends what others leave."""
+    line = command(pid)
+    return "minder" in line or "guard" in line or "fork server" in line
+
+
+def left_in(folder: Path) -> set[str]:
+    """What processes of Mesh have put into a folder, and jobs into that for sockets."""
+    sockets = folder / f"mesh-{os.geteuid()}"
+    jobs = {each.name for each in sockets.iterdir()} if sockets.exists() else set()
+    return jobs | {
+        each.name for each in folder.iterdir() if each.name.startswith("mesh-") and each != sockets
+    }
 
 
 def test_children_of_a_living_worker_survive(own: ProcMesh, tree: Pipe, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ LIFETIME = timedelta(days=7)
 """That of certificates that a job makes for itself, and renews (CRT-1)."""
 _KEYS = ".keys"
 _LOCK = "lock"
+_NAME = re.compile(r"[0-9a-f]{16}")
 
 
 @contextmanager
@@ -148,7 +150,7 @@ def sweep() -> None:
             names = os.listdir(keys)  # noqa: PTH208 - of a descriptor
     except FileNotFoundError:
         return
-    for name in names:
+    for name in filter(_NAME.fullmatch, names):  # FLD-3: the others are somebody's own
         # A process's own lock does not keep it out, and closing the file would end it.
         if ours is None or not ours.uses(folder / name):
             _remove_unused(folder / name)

@@ -4,17 +4,20 @@ FLD-1: a job holds a lock in its folder from before its keeper starts until the 
 keeper. The lock is on a file, because network file systems have no locks on folders.
 FLD-2: no other user can make, replace or change the folder of a job. It is opened anew for each use, checked, and accessed through the descriptor; and
 the process that listens there must be the user's.
+FLD-3: nothing is removed from a folder that no job has made: one without the file of the lock, unless it is empty.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,9 +35,28 @@ LINK = "link"
 LOG = "keeper.log"
 AUDIT = ".audit.log"
 """Beside the folders of jobs, as it outlives them."""
-_LOCK = "lock"
+_LOCK = ".mesh-job"
 _LOOK_S = 0.2
 _PAUSE_S = 0.01
+
+
+def open_audit(outer: int) -> int:
+    """Open the file of audit lines in the folder of all jobs; raise ``PermissionError`` for one that others have put there (FLD-2)."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    refused = f"{base() / AUDIT} is not a file of mode 0600 that belongs to uid {os.geteuid()}; remove it"
+    try:
+        at = os.open(AUDIT, flags, 0o600, dir_fd=outer)
+    except OSError as error:
+        # A link, a pipe that nobody reads, or a folder.
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES):
+            raise PermissionError(refused) from None
+        raise
+    found = os.fstat(at)
+    private = found.st_uid == os.geteuid() and not found.st_mode & 0o077 and found.st_nlink == 1
+    if not (private and stat.S_ISREG(found.st_mode)):
+        os.close(at)
+        raise PermissionError(refused)
+    return at
 
 
 def base() -> Path:
@@ -109,7 +131,8 @@ class JobFolder:
             with base_opened(make=True) as outer, contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=outer)
             try:
-                lock = folder.lock()
+                folder.require_own()
+                lock = folder.lock(make=True)
             except FileNotFoundError:
                 continue  # another process took it for an abandoned one
             if lock is not None:
@@ -140,11 +163,21 @@ class JobFolder:
                 if folder.runs():
                     yield folder
 
+    def require_own(self) -> None:
+        """Raise :class:`LaunchError` if this is somebody's folder for something else (FLD-3)."""
+        with self.opened() as at:
+            names = os.listdir(at)  # noqa: PTH208 - of a descriptor
+        if names and _LOCK not in names:
+            raise LaunchError(
+                f"{self.path} is there already, and is no job's folder ({len(names)} entries, such as {min(names)!r}): choose another name, or set "
+                "MESH_JOBS to a folder for jobs alone"
+            )
+
     def runs(self) -> bool:
         """Return whether the job runs."""
         try:
             lock = self.lock()
-        except FileNotFoundError:
+        except FileNotFoundError:  # it has just ended, or is no job's
             return False
         if lock is None:
             return True
@@ -206,13 +239,17 @@ class JobFolder:
 
     def remove(self) -> None:
         """Remove it with everything in it."""
+        # The lock last: what is left of a folder without it belongs to nobody (FLD-3).
+        with contextlib.suppress(OSError, LaunchError):
+            self.empty()
         with contextlib.suppress(OSError, LaunchError), self.opened(), base_opened() as outer:
             shutil.rmtree(self.name, ignore_errors=True, dir_fd=outer)
 
-    def lock(self) -> int | None:
-        """Take the lock; return its descriptor, or ``None`` if another process has it (FLD-1)."""
+    def lock(self, *, make: bool = False) -> int | None:
+        """Take the lock; return its descriptor, or ``None`` if another process has it (FLD-1). Without ``make`` it must exist."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
         with self.opened() as folder:
-            at = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            at = os.open(_LOCK, flags, 0o600, dir_fd=folder)
         try:
             fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -173,7 +173,7 @@ class Keeper:
     def _audit(self, client: _Client, did: str) -> None:
         try:
             audit(self._folder.name, client.pid, client.uid, did)
-        except OSError as error:
+        except (OSError, LaunchError) as error:
             sys.stderr.write(f"the audit log cannot be written: {error}\n")
 
     async def _pass_on(self, order: str) -> str:

@@ -87,6 +87,8 @@ class Host:
         self._files: dict[str, str] = told["credentials"]
         self._credentials = ""
         self._agent = 0
+        self._held = -1
+        """A descriptor of its folder."""
         self.ends = -1
         """A descriptor of the agent's process, once it runs."""
         self._late: float | None = None
@@ -118,18 +120,16 @@ class Host:
         """Make the agent's process; whether this is still the other one."""
         from mesh_core.extensions import make_secret_folder
 
-        self._credentials, at = make_secret_folder("mesh-host-")
-        try:
-            for name, data in self._files.items():
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                try:
-                    with os.fdopen(os.open(name, flags, 0o600, dir_fd=at), "wb") as file:
-                        file.write(base64.b64decode(data))
-                except OSError as error:
-                    # Those of a full disk name no file by themselves.
-                    raise OSError(error.errno, error.strerror, f"{self._credentials}/{name}") from error
-        finally:
-            os.close(at)
+        # Both processes have it: once they have been killed, somebody removes the folder.
+        self._credentials, self._held = make_secret_folder("mesh-host-")
+        for name, data in self._files.items():
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            try:
+                with os.fdopen(os.open(name, flags, 0o600, dir_fd=self._held), "wb") as file:
+                    file.write(base64.b64decode(data))
+            except OSError as error:
+                # Those of a full disk name no file by themselves.
+                raise OSError(error.errno, error.strerror, f"{self._credentials}/{name}") from error
         # One that came while Python forks would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         self._agent = os.fork()
@@ -197,6 +197,9 @@ class Host:
         if self.runs:
             os.close(self.ends)
             self.ends = -1
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def clean(self) -> None:
         """Remove its credentials."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mesh_core.extensions import naming
-from mesh_launchers._folder import AUDIT, base
+from mesh_launchers._folder import AUDIT, base, base_opened, open_audit
 
 LIMIT = 1 << 24
 """A log that has more bytes than this is cut; the lines before are in another file beside it, once."""
@@ -31,13 +31,15 @@ def audit(job: str, pid: int, uid: int, did: str) -> None:
         "command": _read(pid, "cmdline").replace("\0", " ").strip()[:_SHOWN],
         "from": _origin(pid),
     }
-    path = base() / AUDIT
-    at = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with naming(path), os.fdopen(at, "a") as file:
-        file.write(json.dumps(line) + "\n")
-    # Several keepers write to it: a line is in one of the two files, whoever renames it first.
-    if path.stat().st_size > LIMIT:
-        path.replace(path.with_name(f"{AUDIT}.1"))
+    with base_opened() as outer, naming(base() / AUDIT):
+        with os.fdopen(open_audit(outer), "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            long = os.fstat(file.fileno()).st_size > LIMIT
+        # Several keepers write to it: a line is in one of the two files, whoever renames it first.
+        if long:
+            with suppress(FileNotFoundError):
+                os.rename(AUDIT, f"{AUDIT}.1", src_dir_fd=outer, dst_dir_fd=outer)
 
 
 def cut(path: Path, limit: int = LIMIT) -> None:

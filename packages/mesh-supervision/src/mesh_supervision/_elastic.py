@@ -26,11 +26,10 @@ from mesh_supervision._snapshots import Snapshots, is_kept, keep_snapshots
 A = TypeVar("A")
 _TRIES = 10
 """How often a change starts over as more members die."""
-_ASIDE_S = 1.0
-_LONGEST_ASIDE_S = 60.0
+_ASIDE_S, _LONGEST_ASIDE_S = 1.0, 60.0
+"""For how long a host is set aside: twice as long after each failure, up to this."""
 _LONGEST_HALT_S = 5.0
 """The same while there are fewer members than the minimum: nothing goes on until one has started."""
-"""For how long a host is set aside: twice as long after each failure, up to this."""
 
 
 @dataclass(frozen=True)

@@ -68,20 +68,18 @@ class Here:
     def strays(self) -> Found:
         # If the fork server has ended, this process is about to.
         reaper = self._reaper if self._reaper == os.getppid() else 0
-        return process_marks.strays(reaper, (), detached=False) if reaper else {}
+        return process_marks.strays(reaper, self.owner) if reaper else {}
 
 
 class ToolMinder:
     """Starts a script's tools below a process of its own (``_system/tool_minder.py``), which stays for later ones. Thread-safe."""
 
-    def __init__(self, owner: int, inherited: object, *, exempts: bool) -> None:
+    def __init__(self, owner: int, inherited: object) -> None:
         self.owner = owner
         self.inherited = inherited
         """What its tools have inherited from this process, by way of it."""
         self.tools = 0
         """How many run."""
-        self.exempts = exempts
-        """Whether this script has detached anything from a tool. If not, whatever is detached has done so itself."""
         self._lock = threading.Lock()
         self._number = 0
         self._running: set[int] = set()
@@ -153,7 +151,7 @@ class ToolMinder:
     def strays(self) -> Found:
         # What is being started has no mark yet. What runs is ended by its own call.
         with self._lock:
-            return process_marks.strays(self.pid, self._running, detached=not self.exempts)
+            return process_marks.strays(self.pid, self.owner, self._running)
 
     def is_alive(self) -> bool:
         """Whether it can be given orders."""

@@ -195,7 +195,6 @@ def detach(pid: int) -> None:
         raise MeshError("a process cannot detach itself: it ends with its owner. Detach what it has started.")
     if process_marks.look(pid) is None:
         raise ProcessLookupError(f"there is no process {pid} to detach")
-    holder().slots.of(_Starts).exempt(process_marks.read(pid))
     process_marks.detach_one(pid)
     # Its descendants have their own marks. Those that it starts from now on are detached already.
     while True:
@@ -276,15 +275,6 @@ class _Starts:
         self._pid = 0
         self._owner = 0
         self._minder: ToolMinder | None = None
-        self._exempts = False
-
-    def exempt(self, mark: Mark | None) -> None:
-        """Note that this process is about to detach one with this mark."""
-        with self._lock:
-            if mark is not None and mark.owner == self._owner:
-                self._exempts = True
-                if self._minder is not None:
-                    self._minder.exempts = True
 
     def begin(self) -> Starter:
         """Return who is to start a tool."""
@@ -309,14 +299,10 @@ class _Starts:
                     minder.close()
                 # Another one ends by itself, after its last tool.
                 minder = self._minder = None
-            if self._exempts and not process_marks.detached_of(self._owner):
-                self._exempts = False
-                if minder is not None and minder.tools == 0:
-                    minder.exempts = False
             if minder is None:
                 if not can_be_minded():
                     return Here((process_marks.soft_of(0), self._owner))
-                minder = self._minder = ToolMinder(self._owner, now, exempts=self._exempts)
+                minder = self._minder = ToolMinder(self._owner, now)
             minder.tools += 1
             return minder
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 _GROUP_OR_OTHERS_WRITE = 0o022
+_LINKS = 40  # as many as the kernel follows
+SECRET = "mesh-host-"
+"""What the names of folders for keys begin with."""
+_HELD = ".held"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -122,19 +127,75 @@ def open_own_file(path: str) -> int:
 def make_secret_folder(prefix: str) -> tuple[str, int]:
     """Make a folder of mode 0700 for keys, in memory where that is possible; return its path, and a descriptor of it (PRV-1).
 
-    Files must be made through the descriptor. The caller removes the folder, and closes the descriptor.
+    Files must be made through the descriptor. The caller removes the folder, and then closes the descriptor. Once no process has the
+    descriptor any more, somebody else removes the folder.
 
-    >>> path, at = make_secret_folder("mesh-example-")
-    >>> os.rmdir(path); os.close(at)
+    >>> import shutil
+    >>> path, at = make_secret_folder("mesh-host-")
+    >>> shutil.rmtree(path); os.close(at)
     """
+    import fcntl
     import tempfile
 
-    places = [*runtime_folders()[:1], "/dev/shm"]
+    places = _places_of_secrets()
     there = next(
         (each for each in places if is_safe_parent(each) and os.access(each, os.W_OK | os.X_OK)), None
     )
     path = tempfile.mkdtemp(prefix=prefix, dir=there or temporary_folder())
-    return path, open_private(path)
+    at = open_private(path)
+    # Marked only once it is held: a folder that is marked and not held is that of a dead process.
+    fcntl.flock(at, fcntl.LOCK_EX)
+    os.close(os.open(_HELD, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at))
+    return path, at
+
+
+def _places_of_secrets() -> list[str]:
+    return [*runtime_folders()[:1], "/dev/shm"]
+
+
+def sweep_secret_folders() -> None:
+    """Remove folders for keys of this user that no process has open any more."""
+    for parent in dict.fromkeys([*_places_of_secrets(), *temporary_folders()]):
+        with suppress(OSError):
+            for name in os.listdir(parent) if is_safe_parent(parent) else ():  # noqa: PTH208 - names are wanted
+                if name.startswith(SECRET):
+                    with suppress(OSError):
+                        _sweep_secret(f"{parent}/{name}")
+
+
+def _sweep_secret(folder: str) -> None:
+    import fcntl
+
+    at = open_private(folder)
+    try:
+        os.stat(_HELD, dir_fd=at, follow_symlinks=False)
+        fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_private(folder, inode(at))
+    finally:
+        os.close(at)
+
+
+def inode(at: int) -> tuple[int, int]:
+    """Return what distinguishes an open file from others that may have its path later."""
+    found = os.fstat(at)
+    return found.st_dev, found.st_ino
+
+
+def remove_private(folder: str, known: tuple[int, int]) -> None:
+    """Remove a folder that was checked before, if it is still the same one (PRV-1)."""
+    import shutil
+
+    parent, _, name = folder.rpartition("/")
+    with suppress(OSError):
+        at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            inner = open_private(name, dir_fd=at)
+            same = inode(inner) == known
+            os.close(inner)
+            if same:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=at)
+        finally:
+            os.close(at)
 
 
 def runtime_folders() -> list[str]:
@@ -177,16 +238,54 @@ def temporary_folder() -> str:
     return usual
 
 
+def temporary_folders() -> list[str]:
+    """Return the folders that :func:`temporary_folder` chooses from; unlike that, it imports nothing."""
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    return list(dict.fromkeys(each for each in (*named, "/tmp", "/var/tmp") if each and is_safe_parent(each)))
+
+
 def is_safe_parent(path: str) -> bool:
-    """Return whether no other user but root can rename or replace what this user puts into a folder."""
+    """Return whether no other user but root can rename or replace what this user puts into a folder, or the folder itself."""
     try:
         found = os.stat(path)  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
+        return _is_safe(found) and _is_reached_safely(path)
     except OSError:
         return False
-    return _is_safe(found)
 
 
 def _is_safe(found: os.stat_result) -> bool:
-    if found.st_mode & stat.S_ISVTX:
-        return True
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & _GROUP_OR_OTHERS_WRITE
+    # The owner of a sticky folder can replace what others put there.
+    if found.st_uid not in _trusted():
+        return False
+    return bool(found.st_mode & stat.S_ISVTX) or not found.st_mode & _GROUP_OR_OTHERS_WRITE
+
+
+def _trusted() -> tuple[int, ...]:
+    # In a user namespace, root outside of it has another number. Whoever owns the root directory is root here.
+    return 0, os.geteuid(), os.stat("/").st_uid  # noqa: PTH116 - as above
+
+
+def _is_reached_safely(path: str) -> bool:
+    """Return whether all folders and links on the way belong to this user or root, and others cannot replace them."""
+    trusted, at, left, links = _trusted(), "/", os.path.join(os.getcwd(), path).split("/"), 0  # noqa: PTH109, PTH118
+    while left:
+        name = left.pop(0)
+        if name == "..":
+            at = os.path.dirname(at)  # noqa: PTH120
+            continue
+        here = at if name in ("", ".") else os.path.join(at, name)  # noqa: PTH118
+        found = os.lstat(here)
+        if found.st_uid not in trusted:
+            return False
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            leads = os.readlink(here)  # noqa: PTH115
+            if links > _LINKS:
+                return False
+            left[:0] = leads.split("/")
+            at = "/" if leads.startswith("/") else at
+            continue
+        at = here
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return False
+    return True

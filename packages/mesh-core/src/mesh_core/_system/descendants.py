@@ -3,13 +3,14 @@
 The kernel makes orphans of the workers children of the fork server (a child subreaper). Every worker has a mark
 (``process_marks.py``) that all its descendants inherit. After a worker ended, everything with its mark is ended, in rounds
 between which the fork server continues its work. The minder is a copy of the fork server, forked before anything was
-imported, that does the same if the fork server is killed.
+imported, that does the same if the fork server is killed. It also ends what others of this user have left, whose minders were killed as well.
 
 BRD-1: a worker's number is reused only when nothing with its mark is left.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Collection, Iterator
@@ -65,7 +66,7 @@ class Brood:
                         "mesh: minder of a fork server (mesh_core._process.fork_server)", "mesh-minder"
                     )
                 finally:
-                    process_marks.mind(self._owner, fork_server)
+                    process_marks.mind(self._owner, fork_server, _sweep)
         os.close(fork_server)
 
     def listen(self) -> int:
@@ -182,3 +183,10 @@ class Brood:
             return marked
         everyone = process_marks.look_at_all(process_marks.all_pids())
         return process_marks.living(process_marks.below(self._strays(()), everyone), everyone)
+
+
+def _sweep() -> None:
+    """Remove what killed processes of this user have left."""
+    process_marks.sweep().run()
+    # It knows of more than this room.
+    importlib.import_module("mesh_core._bundle.leftovers").sweep()

@@ -3,11 +3,14 @@
 A mark is a process's pair of file lock limits (``RLIMIT_LOCKS``). Linux has ignored these since 2.4, every
 process has them, and children inherit them through fork, exec, setsid, a change of process group and an emptied
 environment. The hard limit identifies the owner: a fork server, or a script that runs tools. The soft limit identifies
-the owner's worker and, below that, the tool. If both are equal, the process is detached.
+the owner's worker and, below that, the tool. What is detached has another hard limit, and an equal soft one.
+
+An owner's number tells which process that is. So what has a mark can be found by others once that process and its minder are gone.
 
 MRK-1: a process is signalled only if it has such a mark, or a parent that is being ended, and is not detached; or if it has come to a
 subreaper of ours without the mark that everything below has (:func:`strays`).
 MRK-2: a pid may be reused between the look and the signal: only the process that was looked at is signalled.
+MRK-3: a mark is taken for an ended owner's only where that owner would be seen if it lived: in its own namespaces and by its own user, by its pid and start.
 
 What starts a script's tools loads this file by its path: it imports only the standard library.
 """
@@ -30,13 +33,21 @@ LOCKS = 10
 GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL."""
 
-# Owners are in this range, so that limits set for other purposes are not mistaken for one. In a worker the range ends at
-# the worker's own owner: without privileges a hard limit can only be lowered.
-_LOWEST, _HIGHEST = 1 << 50, 1 << 62
+# An owner's number is its level, its pid, its namespaces with its user, and its start, the latter two hashed. Levels begin at 1, so that limits set for other
+# purposes are not mistaken for one. Those of owners are even; what is detached from an owner is one level below it. An owner below another
+# one is at a lower level than that: without privileges a hard limit can only be lowered.
+_LEVEL_BIT, _PID_BIT, _PLACE_BIT = 50, 28, 16
+_LEVELS = 1 << 12
+_LOWEST, _HIGHEST = 1 << _LEVEL_BIT, _LEVELS << _LEVEL_BIT
 _PID_BITS = 22  # the kernel's maximum
+_NAMESPACES = ("pid", "time")
+"""What pids and starts depend on."""
 
 # On a host where processes end all the time, every look may be disturbed.
 _LOOKS = 8
+
+_MEANWHILE_S = 0.2
+"""When a minder does what is not urgent: once its processes have started."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
@@ -60,7 +71,22 @@ class Mark(NamedTuple):
     @property
     def detached(self) -> bool:
         """Whether the process may outlive its owner."""
-        return self.soft == self.owner
+        return self.soft == self.owner and _level(self.owner) % 2 == 1
+
+    @property
+    def pid(self) -> int:
+        """The pid of the owner."""
+        return self.owner >> _PID_BIT & (1 << _PID_BITS) - 1
+
+    @property
+    def place(self) -> int:
+        """The hash of the owner's namespaces and user."""
+        return self.owner >> _PLACE_BIT & (1 << _PID_BIT - _PLACE_BIT) - 1
+
+    @property
+    def birth(self) -> int:
+        """The hash of the owner's start."""
+        return self.owner & (1 << _PLACE_BIT) - 1
 
 
 class Look(NamedTuple):
@@ -83,7 +109,7 @@ def read(pid: int) -> Mark | None:
     return Mark(hard, soft) if _LOWEST <= hard < _HIGHEST else None
 
 
-def look(pid: int) -> Look | None:
+def look(pid: int | str) -> Look | None:
     """Look at a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - for hundreds of processes in a row
@@ -95,12 +121,85 @@ def look(pid: int) -> Look | None:
 
 
 def new_owner() -> int:
-    """Return a new owner, different from all others."""
+    """Return a new number for what this process owns, different from all others."""
     _, hard = resource.getrlimit(LOCKS)
-    above = min(_HIGHEST, hard) if hard >= 0 else _HIGHEST
-    if above - _LOWEST < 1 << 32:
+    levels = min(_LEVELS, hard >> _LEVEL_BIT) if hard >= 0 else _LEVELS
+    # Few levels are used up, so that owners may be below owners.
+    level = (levels - 1 - int.from_bytes(os.urandom(2), "big") % max(1, levels // 8)) & ~1
+    if level < 2:
         raise OSError("the limit of file locks (ulimit -x) is too low for marks")
-    return _LOWEST + int.from_bytes(os.urandom(8), "big") % (above - _LOWEST)
+    seen, here = look("self"), _namespaces("self")
+    if seen is None or not here:
+        raise OSError("/proc does not show this process")
+    pid = os.getpid()
+    return level << _LEVEL_BIT | pid << _PID_BIT | _place(here, os.getuid(), pid) << _PLACE_BIT | _birth(seen)
+
+
+def _level(owner: int) -> int:
+    return owner >> _LEVEL_BIT
+
+
+def _here() -> tuple[int, ...]:
+    """Return the namespaces of this process; nothing if they cannot be known, or if /proc shows the processes of others."""
+    try:
+        shown = os.readlink("/proc/self")  # noqa: PTH115 - this file imports little
+    except OSError:
+        return ()
+    return _namespaces("self") if shown == str(os.getpid()) else ()
+
+
+def _namespaces(pid: str) -> tuple[int, ...]:
+    found = []
+    for name in _NAMESPACES:
+        try:
+            found.append(os.stat(f"/proc/{pid}/ns/{name}").st_ino)  # noqa: PTH116 - as above
+        except FileNotFoundError:
+            found.append(0)  # a kernel without such namespaces
+        except OSError:
+            return ()
+    return tuple(found) if found[0] else ()
+
+
+def _place(here: tuple[int, ...], user: int, pid: int) -> int:
+    return _hash(sum(each << 32 * at for at, each in enumerate((*here, user))), pid, _PID_BIT - _PLACE_BIT)
+
+
+def _birth(seen: Look) -> int:
+    return _hash(int(seen.start), 0, _PLACE_BIT)
+
+
+def _hash(number: int, salt: int, bits: int) -> int:
+    """Return some bits, which differ for numbers next to each other."""
+    for _ in range(2):
+        number = (number % ((1 << 61) - 1) + salt) * 0x9E3779B97F4A7C15 + 1
+    return number >> 40 & (1 << bits) - 1
+
+
+class EndedOwners:
+    """Says which processes have the marks of owners that have ended (MRK-3)."""
+
+    def __init__(self) -> None:
+        self._here = _here()
+        self._known: dict[int, bool] = {}
+
+    def __call__(self, pid: int, mark: Mark) -> bool:
+        known = self._known.get(mark.owner)
+        if known is None:
+            known = self._known[mark.owner] = self._has_ended(mark)
+        # The hash is short.
+        return known and _namespaces(str(pid)) == self._here
+
+    def _has_ended(self, mark: Mark) -> bool:
+        if not self._here or _level(mark.owner) % 2:
+            return False
+        # What another user has started stays that user's, also for root.
+        if mark.place != _place(self._here, os.getuid(), mark.pid):
+            return False
+        seen = look(mark.pid)
+        if seen is None:
+            # It may be another user's, whom this one does not see.
+            return not _exists(mark.pid)
+        return seen.ended or _birth(seen) != mark.birth
 
 
 def soft_of(worker: int) -> int:
@@ -116,14 +215,21 @@ def mark_worker(owner: int, worker: int) -> None:
 def detach_one(pid: int) -> None:
     """Detach one process, and so all its future descendants."""
     _, hard = resource.prlimit(pid, LOCKS)
-    resource.prlimit(pid, LOCKS, (hard, hard))
+    resource.prlimit(pid, LOCKS, (detached_from(hard),) * 2)
+
+
+def detached_from(hard: int) -> int:
+    """Return the limits, which are equal, of what is detached from the owner with this hard limit."""
+    if not _LOWEST <= hard < _HIGHEST:
+        return hard
+    return hard - _LOWEST if _level(hard) % 2 == 0 else hard
 
 
 def exempt_self() -> None:
-    """Let nobody take this process for a worker's or a tool's, or for a stray: detach it from the owner above or, if there is none, from one of its own."""
+    """Let nobody take this process for a worker's or a tool's, or for a stray: detach it from the owner above or, if there is none, from itself."""
     _, hard = resource.getrlimit(LOCKS)
     owner = hard if _LOWEST <= hard < _HIGHEST else new_owner()
-    resource.setrlimit(LOCKS, (owner, owner))
+    resource.setrlimit(LOCKS, (detached_from(owner),) * 2)
 
 
 def all_pids() -> list[int]:
@@ -141,31 +247,37 @@ def children(pid: int) -> list[int]:
         return [child for child, each in seen.items() if each.parent == pid]
 
 
-def strays(reaper: int, known: Collection[int], *, detached: bool) -> Found:
+def strays(reaper: int, owner: int, known: Collection[int] = ()) -> Found:
     """Return the running processes that have come to a subreaper without their mark, except ``known``, and what is below them.
 
-    Everything that a subreaper of ours has begun is marked before it runs a program. So this is what somebody below has begun who has
-    changed his limits. With ``detached``, nobody but he can have detached it, and it counts too.
+    Everything that a subreaper of ours has begun is marked, by this owner, before it runs a program. So this is what somebody below has begun
+    who has changed his limits, or what another owner below has left.
     """
-    own = _command(reaper)
+    own, has_ended = _command(reaper), EndedOwners()
     roots = [
         pid
         for pid in children(reaper)
-        if pid not in known and _is_stray(pid, detached=detached) and _command(pid) != own
+        if pid not in known and _is_stray(pid, owner, has_ended) and _command(pid) != own
     ]
     if not roots:
         return {}
     everyone = look_at_all(all_pids())
-    return living((descendants if detached else below)(roots, everyone), everyone)
+    return living(below(roots, everyone), everyone)
 
 
-def _is_stray(pid: int, *, detached: bool) -> bool:
-    """Return whether a process is known to have no mark, or no other than that; another user's is not."""
+def _is_stray(pid: int, owner: int, has_ended: Callable[[int, Mark], bool]) -> bool:
+    """Return whether a process is known to have no mark, or one that nobody of ours gives; another user's is not."""
     try:
         soft, hard = resource.prlimit(pid, LOCKS)
     except OSError:
         return False
-    return not _LOWEST <= hard < _HIGHEST or (detached and soft == hard)
+    if not _LOWEST <= hard < _HIGHEST:
+        return True
+    mark = Mark(hard, soft)
+    if mark.owner != owner:
+        return has_ended(pid, mark)
+    # Of tools, the first process is waited for last.
+    return soft == hard or (mark.tool != 0 and not _exists(mark.tool))
 
 
 def _command(pid: int) -> bytes:
@@ -211,7 +323,12 @@ def look_at_all(pids: Collection[int]) -> Found:
 
 
 def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
-    """Return all running processes whose mark matches, and their descendants; the caller knows that ``known`` ended.
+    """Return all running processes whose mark matches, and their descendants; the caller knows that ``known`` ended."""
+    return _find(lambda _, mark: matches(mark), known)
+
+
+def _find(matches: Callable[[int, Mark], bool], known: Collection[int] = ()) -> Found:
+    """Find processes by their pids and marks.
 
     If a process forks and ends during the search, neither it nor its child may be seen. So if any process ended
     meanwhile, an empty result is not conclusive, and the search is repeated.
@@ -221,7 +338,9 @@ def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
     for _ in range(_LOOKS):
         pids = all_pids()
         roots = [
-            pid for pid in pids if (mark := read(pid)) is not None and not mark.detached and matches(mark)
+            pid
+            for pid in pids
+            if (mark := read(pid)) is not None and not mark.detached and matches(pid, mark)
         ]
         if not roots or gone.issuperset(roots):
             if all(pid in gone or _exists(pid) for pid in pids):
@@ -253,7 +372,8 @@ def _exists(pid: int) -> bool:
 
 def detached_of(owner: int) -> bool:
     """Return whether any process is detached from this owner."""
-    return any((mark := read(pid)) is not None and mark == (owner, owner) for pid in all_pids())
+    equal = detached_from(owner)
+    return any((mark := read(pid)) is not None and mark == (equal, equal) for pid in all_pids())
 
 
 def living(pids: Collection[int], everyone: Found) -> Found:
@@ -310,8 +430,13 @@ class Hunt:
             between()
 
 
-def mind(owner: int, watched: int) -> NoReturn:
-    """Become a minder: wait for the end of the process behind a pidfd, and end what it left."""
+def sweep() -> Hunt:
+    """Return the hunt for what owners of this user have left that have ended, and whose minders were killed with them."""
+    return Hunt(lambda: _find(EndedOwners()))
+
+
+def mind(owner: int, watched: int, meanwhile: Callable[[], object]) -> NoReturn:
+    """Become a minder: wait for the end of the process behind a pidfd, and end what it left. Do something else meanwhile."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -325,7 +450,12 @@ def mind(owner: int, watched: int) -> NoReturn:
         os.closerange(4, 1 << 20)
         poll = select.poll()
         poll.register(3, select.POLLIN)
-        poll.poll()
+        if not poll.poll(_MEANWHILE_S * 1000):
+            try:
+                meanwhile()
+            except Exception:  # noqa: BLE001 - nobody hears of it, and the work here is more important
+                pass
+            poll.poll()
         Hunt(lambda: find(lambda mark: mark.owner == owner)).run()
     finally:
         os._exit(0)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
-import tempfile
 
-from mesh_core._common.private_folders import open_private, temporary_folder
+from mesh_core._common.private_folders import (
+    inode,
+    open_private,
+    remove_private,
+    temporary_folder,
+    temporary_folders,
+)
 
 _PREFIX = "mesh-scratch-"
 _LOCK = ".alive"
@@ -18,13 +22,15 @@ class Scratch:
     """A directory of mode 0700. Removed by :meth:`close`, or by the next process to create one if this process is killed."""
 
     def __init__(self) -> None:
+        import tempfile
+
         parent = temporary_folder()
         sweep(parent)
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
         self._pid = os.getpid()
         at = open_private(self.path)
         try:
-            self._inode = _inode(at)
+            self._inode = inode(at)
             # Held while this process lives, and not inherited by programs it starts. Renamed into place only once it
             # is held: a sweep takes a lock that nobody holds for that of a dead process.
             fresh = f"{_LOCK}-fresh"
@@ -42,9 +48,15 @@ class Scratch:
     def close(self) -> None:
         """Remove the directory and its contents; does nothing in a fork of the process."""
         if self._lock >= 0 and os.getpid() == self._pid:
-            _remove(self.path, self._inode)
+            remove_private(self.path, self._inode)
             os.close(self._lock)
             self._lock = -1
+
+
+def sweep_all() -> None:
+    """Remove directories that killed processes of this user left behind, wherever they may be."""
+    for parent in temporary_folders():
+        sweep(parent)
 
 
 def sweep(parent: str) -> None:
@@ -59,12 +71,12 @@ def sweep(parent: str) -> None:
 def _sweep_one(folder: str) -> None:
     at = open_private(folder)
     try:
-        inode = _inode(at)
+        found = inode(at)
         abandoned = _abandoned(at)
     finally:
         os.close(at)
     if abandoned:
-        _remove(folder, inode)
+        remove_private(folder, found)
 
 
 def _abandoned(at: int) -> bool:
@@ -76,23 +88,3 @@ def _abandoned(at: int) -> bool:
     finally:
         os.close(lock)
     return True
-
-
-def _inode(at: int) -> tuple[int, int]:
-    found = os.fstat(at)
-    return found.st_dev, found.st_ino
-
-
-def _remove(folder: str, inode: tuple[int, int]) -> None:
-    """Remove a folder that was checked before, if it is still the same one (PRV-1)."""
-    parent, _, name = folder.rpartition("/")
-    with contextlib.suppress(OSError):
-        at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            inner = open_private(name, dir_fd=at)
-            same = _inode(inner) == inode
-            os.close(inner)
-            if same:
-                shutil.rmtree(name, ignore_errors=True, dir_fd=at)
-        finally:
-            os.close(at)

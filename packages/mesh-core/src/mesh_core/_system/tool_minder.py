@@ -1,7 +1,8 @@
 """The process that starts a script's tools and waits for them, run as a program; it imports only the standard library.
 
 It is a child subreaper: whatever a tool does to its limits, sessions and parents, its processes stay below this one, and the script
-finds them there. If the script ends, whether or not it could tell, everything below is ended.
+finds them there. If the script ends, whether or not it could tell, everything below is ended. If this process is killed too, the first
+process of each tool ends with it, and the next process of this kind ends the others.
 
 An order is a packet with a number, and perhaps a pid and descriptors. Its answer is a packet with that number. An order that is repeated
 gets its answer again, since the script may have been interrupted:
@@ -25,18 +26,23 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PACKET = 256
 _ENDED = 127
+_FIRST_PAUSE_S = 0.1
 
 
 class Minder:
     """The loop that follows orders until the script has ended."""
 
-    def __init__(self, owner: int, watched: int, orders: int, signals: Mapping[int, Any]) -> None:
+    def __init__(
+        self, owner: int, watched: int, orders: int, signals: Mapping[int, Any], prctl: Callable[..., object]
+    ) -> None:
         self._owner = owner
+        self._prctl = prctl
+        self._me = os.getpid()
         self._watched = watched
         self._orders = socket.socket(fileno=orders)
         # Files beside this one, which has no package here.
@@ -60,8 +66,13 @@ class Minder:
         poll = select.poll()
         for fd in (self._watched, self._orders.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
+        # What others of this user have left is ended between orders.
+        sweep, pause = self._marks.sweep(), _FIRST_PAUSE_S
         while True:
-            for fd, _ in poll.poll():
+            ready = poll.poll(None if pause is None else pause * 1000)
+            if not ready:
+                pause = sweep.step()
+            for fd, _ in ready:
                 if fd == self._wake:
                     os.read(self._wake, 4096)
                     self._reap()
@@ -124,6 +135,9 @@ class Minder:
             for number, before in self._signals.items():
                 signal.signal(number, before)
             os.setsid()
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self._me:
+                os._exit(_ENDED)
             resource.setrlimit(self._marks.LOCKS, (soft + os.getpid(), self._owner))
             for place, fd in enumerate(stdio):
                 os.dup2(fd, place)
@@ -193,11 +207,17 @@ def _beside(name: str) -> Any:
     return module
 
 
-def _adopt_orphans() -> None:
-    # The extension module of Mesh takes longer to load.
-    import ctypes
+def _prctl() -> Callable[..., object]:
+    try:
+        # The extension module of Mesh takes longer to load.
+        import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        found: Callable[..., object] = ctypes.CDLL(None).prctl
+    except (ImportError, AttributeError, OSError):
+        # An interpreter without ctypes: what a tool started is found by its mark alone.
+        return lambda *_: -1
+    else:
+        return found
 
 
 def main(owner: int, watched: int, orders: int) -> NoReturn:
@@ -210,17 +230,15 @@ def main(owner: int, watched: int, orders: int) -> NoReturn:
         signals[number] = signal.SIG_IGN if ignores else signal.SIG_DFL
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
-        try:
-            _adopt_orphans()
-        except (ImportError, AttributeError, OSError):
-            pass  # an interpreter without ctypes: what a tool started is found by its mark alone
+        prctl = _prctl()
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.setsid()
         os.chdir("/")
         for fd in (watched, orders):
             # Nothing of this is for tools.
             os.set_inheritable(fd, False)
         os.closerange(5, 1 << 20)
-        minder = Minder(owner, watched, orders, signals)
+        minder = Minder(owner, watched, orders, signals, prctl)
         minder.survive()
         minder.run()
     finally:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -26,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from mesh_core import MeshError
 from mesh_core.inspect import ActorState, HostState, JobInfo, LogText, ProcStacks, ProcState, Snapshot
+from mesh_supervision._watching._limited import LimitedHandler, LimitedServer
 
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -191,13 +191,12 @@ class _Watcher:
             self._lines.append((next(numbers), f"no more is heard of the job: {error}", True))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LimitedHandler):
     """Answers one request."""
 
     server: _Server
-    timeout = 30
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - its name in the base class
         if not self._is_asked_here():
             self._say(
                 421,
@@ -262,9 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: there is a request every second."""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(LimitedServer):
     def __init__(self, port: int, watcher: _Watcher) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.watcher = watcher

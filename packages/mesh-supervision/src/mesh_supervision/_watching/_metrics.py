@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
 from mesh_core import MeshError, inspect
 from mesh_core.inspect import ActorState, HostState, ProcState, Snapshot
+from mesh_supervision._watching._limited import LimitedHandler, LimitedServer
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
@@ -219,12 +219,12 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LimitedHandler):
     """Answers one scrape."""
 
     server: _Server
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - its name in the base class
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "there is /metrics only")
             return
@@ -243,9 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: there is a scrape every few seconds."""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(LimitedServer):
     def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot]) -> None:
         super().__init__(address, _Handler)
         self.snapshot = snapshot

@@ -17,7 +17,15 @@ from enum import Flag
 from pathlib import Path
 
 from mesh_core._common.private_folders import temporary_folder
-from mesh_core._native import beget_in, change_mount, give_up_privileges, mount, unshare
+from mesh_core._native import (
+    beget_in,
+    change_mount,
+    filter_calls,
+    give_up_privileges,
+    leave_keyring,
+    mount,
+    unshare,
+)
 
 _MOUNTS, _IPC, _USERS, _PIDS, _NET = 0x20000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
@@ -86,6 +94,9 @@ class Seclusion:
 
     def settle_template(self) -> None:
         """Runs first in the template."""
+        if self.kinds:
+            # Keys of the kernel belong to no namespace: boxes would have those of the session.
+            leave_keyring()
         if self.kinds & (Isolation.PROCESSES | Isolation.FILES):
             unshare(_MOUNTS)
             mount(None, "/", None, _RECURSIVE | _PRIVATE, None)
@@ -130,6 +141,9 @@ class Seclusion:
             # Root of the machine can write to some of these files without privileges.
             change_mount("/proc", _RDONLY, 0, False)
         give_up_privileges()
+        sockets, first_process = Isolation.NETWORK in kinds, Isolation.PROCESSES in kinds
+        if sockets or first_process:
+            filter_calls(sockets, first_process)
 
     def _arrange(self, folder: str) -> None:
         size = "" if self._size is None else f",size={self._size}"

@@ -223,6 +223,20 @@ def remove_empty(place: str) -> None:
         os.close(outer)
 
 
+def sweep() -> None:
+    """Remove the sockets of jobs whose scripts are not on this machine any more, as far as nobody listens there."""
+    for folder in folders():
+        for name in _jobs(folder):
+            if os.path.exists(f"/proc/{name}"):  # noqa: PTH110 - as above
+                continue
+            place = f"{folder}/{name}"
+            with contextlib.suppress(OSError), _opened(place) as at:
+                for _, peer in _find_in(place, at):
+                    if peer is not None:
+                        peer.close()
+            remove_empty(place)
+
+
 def forget_job(job: int) -> None:
     """Remove the sockets that killed processes of an ended job have left, and nothing else (PRV-1)."""
     for folder in folders():
