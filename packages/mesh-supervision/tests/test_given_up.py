@@ -44,6 +44,13 @@ class Friend(Actor):
         return ()
 
 
+def until_heard(friend: Any, workers: Any) -> None:
+    """Wait until what an actor has decided is known to another: the news takes a moment."""
+    until = time.monotonic() + WITHIN
+    while ("", "") in friend.errors.call_one(workers).get(timeout=WITHIN):
+        assert time.monotonic() < until
+
+
 def all_say(friend: Any, workers: Any, reason: str) -> None:
     said = friend.errors.call_one(workers).get(timeout=WITHIN)
     assert {name for name, _ in said} == {"SupervisionError"}, said
@@ -83,6 +90,7 @@ def test_friends_of_an_actor_s_workers_hear_why() -> None:
         friend: Any = procs.slice(friends=1).spawn("friend", Friend)
         workers = boss.reference.call_one().get(timeout=WITHIN)
         give_up(boss, workers)
+        until_heard(friend, workers)
         all_say(friend, workers, "1 restart is allowed within 60 s, and this would be number 2")
         # So does the script, which is not the owner here.
         with pytest.raises(SupervisionError, match="1 restart is allowed"):
@@ -109,6 +117,7 @@ def test_friends_on_other_hosts_hear_why(told: Any) -> None:
             workers = boss.reference.call_one().get(timeout=WITHIN)
             give_up(boss, workers)
             for friend in team:
+                until_heard(friend, workers)
                 all_say(friend, workers, "1 restart is allowed within 60 s, and this would be number 2")
     assert told.empty()
 
