@@ -29,6 +29,8 @@ from warm_scripts import TORCH, WarmProcess, WarmScripts
 _NEEDS = re.compile(r"<!-- example: needs (\w+) -->")
 _RUNNER = Path(__file__).with_name("doc_page.py")
 _TIME_LIMIT = 50.0  # inside pytest's own limit, so that the page's output is still shown
+# Optimizers and compiled steps import the last one when they are first used, in each process.
+_IMPORTED = (*TORCH, "torch._dynamo")
 _warm = pytest.StashKey[WarmScripts]()
 
 
@@ -118,7 +120,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Import PyTorch once for all pages that need it, and in nobody's time."""
     wanted = any(isinstance(item, Page) and "torch" in _needs(item.path) for item in session.items)
     if wanted and not session.config.option.collectonly and importlib.util.find_spec("torch") is not None:
-        session.config.stash[_warm] = WarmScripts(os.environ, TORCH)
+        session.config.stash[_warm] = WarmScripts(os.environ, _IMPORTED)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -36,7 +36,8 @@ sys.path.remove(here)
 warm_scripts.begin(int(control), also)
 """
 TORCH = ("torch.distributed.checkpoint", "torch.distributed.tensor")
-"""What scripts that compute with PyTorch import of it, themselves or by way of mesh_tensor."""
+"""What scripts that compute with PyTorch import of it, themselves or by way of mesh_tensor. Not its compiler, some of whose
+modules print complaints about what is left of them at the end of a process that was told to keep what it had imported."""
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """Variables with these prefixes are read when a program starts."""
 _WARM = (
