@@ -13,6 +13,7 @@ import pytest
 
 import workspace
 from mesh_core.testing import LocalCluster
+from warm_scripts import TORCH, WarmProcess, WarmScripts
 
 EXAMPLES = workspace.ROOT / "examples"
 LONGEST = 100
@@ -74,13 +75,28 @@ ELSEWHERE_TOO = pytest.param("three hosts", marks=pytest.mark.sampled(3, of="fil
 long = pytest.mark.sampled(10, of="file", full=True)
 
 
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[WarmScripts]:
+    """What examples are forked from that would each import PyTorch, and so would their fork servers."""
+    scripts = WarmScripts(environment(), TORCH)
+    yield scripts
+    scripts.close()
+
+
 @pytest.fixture(params=["one host", ELSEWHERE_TOO])
 def run_example(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs an example as it is; or with the one line changed that names its hosts."""
+
+    def scripts(path: Path) -> WarmScripts | None:
+        return request.getfixturevalue("with_torch") if "import torch" in path.read_text() else None
+
     if request.param == "one host":
-        return lambda name, *arguments, within=50: run_script(
-            EXAMPLES / f"{name}.py", *arguments, within=within
-        )
+
+        def run_here(name: str, *arguments: str, within: float = 50) -> list[str]:
+            path = EXAMPLES / f"{name}.py"
+            return run_script(path, *arguments, within=within, warm=scripts(path))
+
+        return run_here
     cluster = request.getfixturevalue("cluster")
     hosts = (
         f"__import__('mesh_core').attach_to_workers({cluster.addresses}, credentials={cluster.credentials!r})"
@@ -93,7 +109,7 @@ def run_example(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         lines[lines.index(line)] = other.replace("{hosts}", hosts)
         path = tmp_path / f"{name}.py"
         path.write_text("\n".join(lines))
-        return run_script(path, *arguments, within=within)
+        return run_script(path, *arguments, within=within, warm=scripts(path))
 
     return run
 
@@ -102,18 +118,26 @@ def run_example(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 CHOSEN = re.compile(r"^(\[.*\] )?INFO mesh_rdma: memory of .* is reached by .*\n", re.MULTILINE)
 
 
-def run_script(path: Path, *arguments: str, within: float) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, str(path), *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=within,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert CHOSEN.sub("", done.stderr) == ""
-    return done.stdout.splitlines()
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONWARNINGS": "error"}
+
+
+def run_script(path: Path, *arguments: str, within: float, warm: WarmScripts | None = None) -> list[str]:
+    env, words = environment(), [str(path), *arguments]
+    if warm is not None and warm.suits(env):
+        process: subprocess.Popen[str] = WarmProcess(warm, words, env, stdin=subprocess.DEVNULL)
+    else:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, *words], **streams, text=True, env=env)
+    with process:
+        try:
+            out, err = process.communicate(timeout=within)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, out + err
+    assert CHOSEN.sub("", err) == ""
+    return out.splitlines()
 
 
 # `print` writes one value after the other, and what a worker has printed may come in between.

@@ -31,11 +31,14 @@ NAMED = {
 """Where `sys.executable` may be used, and what for."""
 SHELLS = {"sh", "/bin/sh", "bash"}
 RUNS = re.compile(r"-[A-Za-z]*[cm]")
+IN_PYTHON = re.compile(r"""["']-[A-Za-z]*[cm]["']""")
 IN_RUST = re.compile(r'"-[A-Za-z]*[cm]"')
 
 
 def breaches(text: str, *, may_name: bool = False) -> Iterator[tuple[int, str]]:
     """Yield the lines of a module that make an interpreter's command by themselves."""
+    if not IN_PYTHON.search(text) and "executable" not in text:
+        return  # which saves parsing it
     tree = ast.parse(text)
     for_shells = {
         id(each)

@@ -6,6 +6,7 @@ Type checkers see it where a variable is known to be an `ActorMesh`, which has n
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,14 +27,19 @@ MESHES = {
     "_mesh",
 }
 """What variables and fields with meshes of actors are called."""
+HIDDEN = GIVING_WAY - {"mesh"}
+# Parsing takes seconds, and there is nothing to be found in a file without such text.
+TEXT = re.compile(rf"\b(?:{'|'.join(sorted(MESHES))})\s*\.\s*(?:{'|'.join(sorted(HIDDEN))})\b")
 OTHERS = {"mesh_core/_meshes/handle.py"}
 """The file in which they are defined."""
 
 
 def shadowed(source: str) -> Iterator[tuple[int, str]]:
     """Find where a mesh is asked for such an attribute: the line, and the expression."""
+    if not TEXT.search(source):
+        return
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and node.attr in GIVING_WAY - {"mesh"}:
+        if isinstance(node, ast.Attribute) and node.attr in HIDDEN:
             owner = node.value
             called = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
             if called in MESHES:

@@ -30,6 +30,8 @@ SOURCES = [
 
 def used(source: str) -> set[str]:
     """Return the names of variables and functions by which a file would find or make such a place itself."""
+    if not any(name in source for name in VARIABLES | MAKERS):
+        return set()  # which is most files, and parsing takes long
     tree = ast.parse(source)
     texts = {
         each.value

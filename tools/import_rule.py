@@ -11,6 +11,7 @@ import ast
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 _IMPORTERS = {"import_module", "__import__"}
 
@@ -42,6 +43,7 @@ class Violation:
     why: str
 
 
+@cache
 def imports(source: str) -> list[Import]:
     r"""Every absolute import in the source, dynamic ones with a literal name and attribute paths included.
 

@@ -14,8 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from warm_scripts import WarmProcess, WarmScripts
+if TYPE_CHECKING:
+    from warm_scripts import WarmScripts
 
 _ENDS_WITHIN = 2.0
 """Seconds that a thread may take to end of itself after the test that has let it go."""
@@ -159,6 +161,9 @@ class Script:
         path.write_text(textwrap.dedent(source))
         env = script_environment()
         if warm is not None and warm.suits(env):
+            # Scripts import this module too, and do not find that one.
+            from warm_scripts import WarmProcess
+
             self.process: subprocess.Popen[str] = WarmProcess(warm, [str(path), *args], env)
             return
         self.process = subprocess.Popen(

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
+import both_roads  # noqa: E402
 from mesh_tensor import Mesh, RemoteException, activate, distribute, fetch, fetch_shard  # noqa: E402
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -24,9 +25,10 @@ OFTEN = 4
 @pytest.fixture(scope="module")
 def comparing(runtime: None, preload: list[str]) -> Iterator[Mesh]:
     """A mesh whose processes compare what they have kept with DTensor."""
-    both = {"MESH_TENSOR_BOTH_ROADS": "1"}
     with (
-        this_host().spawn_procs({"data": 2}, preload=preload, name="both", env=both) as procs,
+        this_host().spawn_procs(
+            {"data": 2}, preload=preload, name="both", bootstrap=both_roads.take
+        ) as procs,
         Mesh((2,), ("data",), procs) as mesh,
     ):
         yield mesh

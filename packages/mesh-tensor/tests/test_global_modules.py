@@ -129,7 +129,7 @@ def curve(model: nn.Module, batches: list[Any]) -> list[float]:
     return [loss.item() for loss in train(copy.deepcopy(model), batches, 5)]
 
 
-@pytest.mark.sampled(3, full=True)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_transformer_trains_as_in_one_process(
     mesh: Mesh, model: nn.Module, batches: list[Any], curve: list[float], plan: str
@@ -140,7 +140,7 @@ def test_a_transformer_trains_as_in_one_process(
     assert curve[-1] < curve[0] - 0.3
 
 
-@pytest.mark.sampled(3, full=True)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2)])
 def test_smaller_meshes(
     grid: ProcMesh, model: nn.Module, batches: list[Any], curve: list[float], shape: tuple[int, int]

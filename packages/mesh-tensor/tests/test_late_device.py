@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -20,6 +21,7 @@ from levels import by_level, seed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+FILES = ("test_global", "test_cuda")
 LIMIT = 900
 """Seconds for a process, on a machine that has much other work."""
 
@@ -37,10 +39,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, late_device.VARIABLE: str(library), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(environment: dict[str, str], *command: str) -> str:
-    done = subprocess.run(
+def started(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT
     )
+
+
+def run(environment: dict[str, str], *command: str) -> str:
+    done = started(environment, *command)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -73,10 +79,28 @@ def test_the_device_is_late_and_shows_it(environment: dict[str, str]) -> None:
     assert run(environment, "-c", LATE).split() == ["2"]
 
 
-@pytest.mark.parametrize("file", ["test_global", "test_cuda"])
-def test_what_is_for_a_gpu_passes_on_it(environment: dict[str, str], file: str) -> None:
-    options = ("-q", "-n", "0", "-p", "no:cacheprovider", f"--timeout={LIMIT // 3}")
-    run(environment, "-m", "pytest", *options, str(HERE / "on_gpu" / f"{file}.py"))
+@pytest.fixture(scope="module")
+def passed(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
+    """The tests for a GPU, and whether they have passed. All of them in one process, as each would import PyTorch."""
+    report = tmp_path_factory.mktemp("late") / "report.xml"
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", f"--timeout={LIMIT // 3}", f"--junitxml={report}")
+    done = started(
+        environment, "-m", "pytest", *options, *(str(HERE / "on_gpu" / f"{file}.py") for file in FILES)
+    )
+    # What has failed is shown by the test that looks for it.
+    sys.stdout.write(done.stdout[-20_000:] + done.stderr[-4000:])
+    assert done.returncode in {0, 1}, done.returncode
+    return {
+        f"{case.get('classname')}.{case.get('name')}": not [*case.iter("failure"), *case.iter("error")]
+        for case in ElementTree.parse(report).getroot().iter("testcase")
+    }
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_for_a_gpu_passes_on_it(passed: dict[str, bool], file: str) -> None:
+    of_file = {name: well for name, well in passed.items() if f".{file}." in name}
+    assert of_file
+    assert all(of_file.values()), [name for name, well in of_file.items() if not well]
 
 
 def test_a_sample_of_all_operators(environment: dict[str, str], tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_the_parts_of_a_structure(procs: ProcMesh) -> None:
         fetch_shard([torch.ones(2)])
 
 
-def test_the_parts_of_a_structure_in_the_global_view(preload: list[str]) -> None:
-    with Mesh((2,), mesh_dim_names=("d",)) as mesh:
+def test_the_parts_of_a_structure_in_the_global_view(procs: ProcMesh) -> None:
+    with Mesh((2,), ("d",), procs) as mesh:
         x = distribute(torch.arange(4.0), mesh)
         found = fetch_shard({"x": x, "twice": x * 2}, d=1)
         assert found["x"].shape == found["twice"].shape

@@ -19,6 +19,7 @@ pytest.importorskip("expecttest", reason="PyTorch's database of operators needs 
 
 import torch
 
+import both_roads
 from levels import by_level, drawn, level, seed
 from mesh_tensor import Mesh
 from operator_database import KNOWN, KNOWN_GLOBAL, Comparison, Layout, check, operators
@@ -26,7 +27,7 @@ from operator_database import KNOWN, KNOWN_GLOBAL, Comparison, Layout, check, op
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
 EVERYTHING = operators()
-_NAMES = drawn([each.formatted_name for each in EVERYTHING], by_level(quick=30, full=10, everything=1))
+_NAMES = drawn([each.formatted_name for each in EVERYTHING], by_level(quick=30, full=20, everything=1))
 CHOSEN = [each for each in EVERYTHING if each.formatted_name in _NAMES]
 COUNTS = by_level(quick=(2,), full=(2,), everything=(1, 2, 4))
 
@@ -50,8 +51,8 @@ def comparison(operator: Any) -> Comparison:
 def places(runtime: None, preload: list[str]) -> Iterator[Callable[[int], ProcMesh]]:
     """The first so many processes of a mesh; in every other run such that compare what they have kept of DTensor's decisions with DTensor."""
     compares = level() == "all" or random.Random(f"{seed()} both").random() < 0.5
-    env = {"MESH_TENSOR_BOTH_ROADS": str(int(compares))}
-    with this_host().spawn_procs({"gpus": max(COUNTS)}, preload=preload, env=env) as procs:
+    bootstrap = both_roads.take if compares else None
+    with this_host().spawn_procs({"gpus": max(COUNTS)}, preload=preload, bootstrap=bootstrap) as procs:
         yield lambda count: procs.slice(gpus=slice(0, count))
 
 

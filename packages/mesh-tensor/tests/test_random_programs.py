@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
+import both_roads  # noqa: E402
 from mesh_tensor import (  # noqa: E402
     Mesh,
     RemoteException,
@@ -210,9 +211,10 @@ LAYOUTS: list[Any] = [[None, None], ["gpus", None], [None, "gpus"]]
 @pytest.fixture(scope="module")
 def comparing(runtime: None, preload: list[str]) -> Iterator[Mesh]:
     """A mesh whose processes carry operators out both as DTensor does and as they have kept, and compare."""
-    both = {"MESH_TENSOR_BOTH_ROADS": "1"}
     with (
-        this_host().spawn_procs({"gpus": RANKS}, preload=preload, name="both", env=both) as procs,
+        this_host().spawn_procs(
+            {"gpus": RANKS}, preload=preload, name="both", bootstrap=both_roads.take
+        ) as procs,
         Mesh((RANKS,), ("gpus",), procs) as mesh,
     ):
         yield mesh

@@ -34,6 +34,7 @@ LONG = {
         "test_a_reader_without_descriptors",
         "test_a_thousand_registrations",
         "test_another_program_of_the_same_number",
+        "test_costs_a_new_process_little",
         "test_descriptors_do_not_pile_up",
         "test_many_threads",
         "test_memory_that_cannot_be_locked_goes_through_memory_that_is",

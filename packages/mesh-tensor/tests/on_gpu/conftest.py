@@ -53,16 +53,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared(runtime: None) -> Iterator[ProcMesh]:
+def shared(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes that share one GPU."""
     env = {"CUDA_VISIBLE_DEVICES": "0"}
     more = {"bootstrap": late_device.load} if LATE else {}
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="shared", env=env, **more) as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="shared", env=env, **more) as procs:
         yield procs
 
 
 @pytest.fixture(scope="module")
-def apart(runtime: None) -> Iterator[ProcMesh]:
+def apart(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes with a GPU each."""
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="apart") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="apart") as procs:
         yield procs

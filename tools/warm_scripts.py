@@ -1,7 +1,8 @@
 """Scripts that need no interpreter's start: copies of a process that has imported Mesh, and waits.
 
 A test of what a *script* does spends most of its time on starting two interpreters and importing Mesh in both: the script's
-and its fork server's. Here a single-threaded process, one for each process of pytest, imports all that once. Each script
+and its fork server's. Here a single-threaded process, one for each process of pytest, imports all that once, and PyTorch
+too if it is told to: that takes several seconds of a processor for each interpreter. Each script
 is a fork of it, with the script's own arguments, variables, directories, streams and ``__main__``; its first fork server is
 another. It ends as interpreters do: threads, callbacks at exit and finalization included.
 
@@ -23,9 +24,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_HERE = Path(__file__).parent
 _FORKED = struct.Struct("<i")
 _ENDED = struct.Struct("<ii")
-_SERVER = "import sys, warm_scripts; warm_scripts.begin(int(sys.argv[1]))"
+_SERVER = """
+import sys
+control, here, *also = sys.argv[1:]
+sys.path.insert(0, here)
+import warm_scripts
+sys.path.remove(here)
+warm_scripts.begin(int(control), also)
+"""
+TORCH = ("torch.distributed.checkpoint", "torch.distributed.tensor")
+"""What scripts that compute with PyTorch import of it, themselves or by way of mesh_tensor. Not its compiler, some of whose
+modules print complaints about what is left of them at the end of a process that was told to keep what it had imported."""
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """Variables with these prefixes are read when a program starts."""
 _WARM = (
@@ -40,16 +52,18 @@ _WARM = (
 class WarmScripts:
     """The process that scripts are forked from."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], also: Sequence[str] = ()) -> None:
+        """Start it with this environment; beside Mesh it imports modules with these names."""
         self._env = _read_at_start(env)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-u", "-c", _SERVER, str(theirs.fileno())],
+                [sys.executable, "-u", "-c", _SERVER, str(theirs.fileno()), str(_HERE), *also],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=env,
+                # numpy would start threads for its algebra, with which nothing can be forked.
+                env={**env, "OPENBLAS_NUM_THREADS": "1"} if also else env,
             )
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
@@ -64,11 +78,20 @@ class WarmScripts:
         """Whether an interpreter with these variables would start in the same way."""
         return _read_at_start(env) == self._env
 
-    def fork(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> int:
-        """Start a script; return its pid."""
+    def fork(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        *,
+        folder: str | None = None,
+        leads: bool = False,
+    ) -> int:
+        """Start a script, in a working directory, and if it is to lead one, in a session of its own; return its pid."""
+        wanted = {"argv": list(argv), "env": dict(env), "cwd": folder or str(Path.cwd()), "leads": leads}
         order = os.memfd_create("order")
         with open(order, "wb", closefd=False) as file:
-            file.write(json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode())
+            file.write(json.dumps(wanted).encode())
         try:
             with self._lock:
                 socket.send_fds(self._control, [b"f"], [*streams, order])
@@ -111,19 +134,30 @@ class WarmScripts:
 class WarmProcess(subprocess.Popen[str]):
     """A script that was forked, with what :class:`subprocess.Popen` offers."""
 
-    def __init__(self, scripts: WarmScripts, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        scripts: WarmScripts,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        stdin: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        cwd: str | None = None,
+        leads: bool = False,
+    ) -> None:
         self._scripts = scripts
-        pipe = subprocess.PIPE
-        super().__init__(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
+        self._leads = leads
+        super().__init__(
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env, cwd=cwd
+        )
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        env, (stdin, _, _, stdout, _, stderr) = rest[5], rest[9:15]
+        cwd, env, (stdin, _, _, stdout, _, stderr) = rest[4], rest[5], rest[9:15]
         try:
-            self.pid = self._scripts.fork(args, env, [stdin, stdout, stderr])
+            self.pid = self._scripts.fork(args, env, [stdin, stdout, stderr], folder=cwd, leads=self._leads)
             self._child_created = True
         finally:
-            for fd in (stdin, stdout, stderr):
-                os.close(fd)
+            self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         status = self._scripts.status(self.pid, wait=not wait_flags & os.WNOHANG)
@@ -187,6 +221,8 @@ def _become(stdin: int, stdout: int, stderr: int, order: int) -> tuple[Any, dict
         wanted = json.load(file)
     os.environ.clear()
     os.environ.update(wanted["env"])
+    if wanted["leads"]:
+        os.setsid()
     os.chdir(wanted["cwd"])
     path, *arguments = wanted["argv"]
     sys.argv[:] = [path, *arguments]
@@ -225,13 +261,13 @@ def _run(code: Any, namespace: dict[str, Any]) -> None:
         sys.exit(1)
 
 
-def begin(control: int) -> None:
+def begin(control: int, also: Sequence[str] = ()) -> None:
     """Import what scripts need, then fork them; returns in each script when that is over."""
     import importlib
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exec("from mesh_core import *", {})
-    for name in _WARM:
+    for name in (*_WARM, *also):
         importlib.import_module(name)
     from mesh_core import preload_host
 
