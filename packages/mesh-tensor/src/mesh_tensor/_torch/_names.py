@@ -65,7 +65,7 @@ PRIVATE: tuple[Private, ...] = (
     ),
     *_all(
         "torch.ops._c10d_functional",
-        "wait_tensor all_reduce_",
+        "wait_tensor all_reduce_ all_gather_into_tensor reduce_scatter_tensor",
         "sums under way while others are computed",
         for_global=True,
     ),
@@ -100,6 +100,7 @@ PRIVATE: tuple[Private, ...] = (
         "whether a device has an operator, or needs ours",
     ),
     Private("torch._C._current_graph_task_id", "whether autograd is computing gradients"),
+    Private("torch._C._len_torch_dispatch_stack", "whether other modes see operators too"),
     Private("torch._C._nn._parse_to", "the arguments of `to`, as modules read them"),
     *_all(
         "torch.utils._python_dispatch",
