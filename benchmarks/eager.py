@@ -1,6 +1,6 @@
-"""What the global view costs where nothing is captured: `python benchmarks/eager.py [--widths 64,512] [--json FILE]`.
+"""What small operators and steps cost in the global view: `python benchmarks/eager.py [--widths 64,512] [--json FILE]`.
 
-Operators on four numbers, done per second, beside the per-rank view on the same processes; and an eager step of a small GPT beside the same under
+Operators on four numbers, done per second, beside the per-rank view on the same processes; and a step of a small GPT, eager and captured, beside the same under
 DDP, and fully sharded beside FSDP2, in the same two processes with one thread each. What is compared takes turns within each round. The medians of the rounds' ratios are the
 result: other work on the machine falls on both sides. It needs mesh-core, mesh-tensor and PyTorch in its environment.
 """
@@ -25,6 +25,7 @@ from mesh_tensor import (
     FullyShard,
     Mesh,
     activate,
+    capture,
     distribute,
     fetch,
     fetch_shard,
@@ -180,28 +181,50 @@ def operators(procs: ProcMesh, mesh: Mesh) -> Figures:
     return {**found, "script us of an operator within activate": statistics.median(costs)}
 
 
-def steps(mesh: Mesh, ranks: Any, width: int, *, is_sharded: bool) -> Figures:
-    """An eager step in the global view, beside the same in a process group."""
-    torch.manual_seed(0)
-    model = module_to_mesh(GPT(width), mesh, {"*": FullyShard("data")} if is_sharded else None)
-    with activate(mesh):
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+def steps(mesh: Mesh, ranks: Any, width: int, *, is_sharded: bool) -> dict[str, Figures]:
+    """A step in the global view, eager and captured, beside the same in a process group."""
 
-    def step() -> None:
-        x, y = (distribute(each, mesh, ["data", None]) for each in batch(BATCH))
+    def made(*, is_captured: bool) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model = module_to_mesh(GPT(width), mesh, {"*": FullyShard("data")} if is_sharded else None)
         with activate(mesh):
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+
+        def train(x: Any, y: Any) -> Any:
             optimizer.zero_grad()
             loss = model(x, y)
             loss.backward()
             optimizer.step()
-        fetch_shard(loss.detach())
+            return loss.detach()
 
-    ours, ratios = [], []
+        work = capture(train) if is_captured else train
+
+        def step() -> None:
+            x, y = (distribute(each, mesh, ["data", None]) for each in batch(BATCH))
+            with activate(mesh):
+                loss = work(x, y)
+            fetch_shard(loss)
+
+        return step
+
+    kinds = {"eager": made(is_captured=False), "captured": made(is_captured=True)}
+    for step in kinds.values():
+        timed(step)
+    ours: dict[str, list[float]] = {name: [] for name in kinds}
+    ratios: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(ROUNDS):
         beside = max(ranks.run(as_ranks, width, is_sharded=is_sharded).get(timeout=600).values())
-        ours.append(timed(step))
-        ratios.append(ours[-1] / beside)
-    return {"ms": statistics.median(ours), "ratio": statistics.median(ratios), "best ratio": min(ratios)}
+        for name, step in kinds.items():
+            ours[name].append(timed(step))
+            ratios[name].append(ours[name][-1] / beside)
+    return {
+        name: {
+            "ms": statistics.median(ours[name]),
+            "ratio": statistics.median(ratios[name]),
+            "best ratio": min(ratios[name]),
+        }
+        for name in kinds
+    }
 
 
 def main() -> None:
@@ -225,9 +248,9 @@ def main() -> None:
         ranks = spmd.setup(procs)
         for width in map(int, asked.widths.split(",")):
             for name, is_sharded in (("DDP", False), ("FSDP2", True)):
-                figures = steps(mesh, ranks, width, is_sharded=is_sharded)
-                found[f"width {width}, beside {name}"] = figures
-                print(f"width {width}, beside {name}: {figures}", flush=True)
+                for kind, figures in steps(mesh, ranks, width, is_sharded=is_sharded).items():
+                    found[f"width {width}, {kind}, beside {name}"] = figures
+                    print(f"width {width}, {kind}, beside {name}: {figures}", flush=True)
     found["load after"] = os.getloadavg()[0]
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
