@@ -67,7 +67,7 @@ BYTECODE = Bytecode(ROOT / ".nox" / "bytecode")
 # What computes with PyTorch is tried where that is installed.
 WITH_TORCH = [each for each in PACKAGES if each.name == "mesh-tensor"]
 # Its tests that a release of PyTorch may change.
-GLOBAL_VIEW = ["private_names", "global_view", "global_modules", "operator_database"]
+GLOBAL_VIEW = ["private_names", "global_view", "global_modules", "layouts", "decisions", "operator_database"]
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
 DAY = 24 * 60 * 60.0
 # Where somebody collects what has failed, to run it once more at the end, failed tests do not fail their session.
@@ -231,7 +231,7 @@ def minimums(session: nox.Session, package: Package) -> None:
 @nox.session(python=PYTHONS[0], tags=[NARROW])
 @nox.parametrize("release", RELEASES, ids=RELEASES)
 def releases(session: nox.Session, release: str) -> None:
-    """The global view on older releases of PyTorch, where it has to be asked for: some of their numbers are wrong."""
+    """The global view on older releases of PyTorch, where it has to be asked for."""
     (package,) = WITH_TORCH
     # Without the constraints: they are about the newest PyTorch, and an older one wants other versions of what it needs.
     install(

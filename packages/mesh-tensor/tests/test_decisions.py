@@ -94,6 +94,18 @@ def test_numbers_meet_summands(mesh: Mesh, layout: Any) -> None:
     same(mesh, work, values(4, 4), layouts=[layout])
 
 
+@pytest.mark.parametrize("layout", [ROWS, COLUMNS])
+def test_the_number_of_a_norm_decides_how_parts_are_put_together(mesh: Mesh, layout: Any) -> None:
+    ends = (float("inf"), float("-inf"), 0, 1, 2, 3)
+
+    def work(x: Any) -> Any:
+        found = [x.norm(p) for p in (*ends, *ends)]
+        found += [torch.linalg.vector_norm(x, p, dim=0).sum() for p in ends]
+        return torch.stack(found)
+
+    same(mesh, work, values(5, 4), layouts=[layout])
+
+
 def test_a_tensor_that_meets_itself_is_not_two_tensors(mesh: Mesh) -> None:
     x, y = values(4, 4), values(4, 4, seed=1)
     same(mesh, lambda x, y: (x * x) + (x * y) + (y * x) + x @ x + x @ y, x, y, layouts=[ROWS, ROWS])
@@ -128,6 +140,28 @@ def test_how_a_tensor_lies_in_memory_makes_no_difference(mesh: Mesh) -> None:
         return made
 
     same(mesh, work, values(4, 4), layouts=[ROWS])
+
+
+@pytest.mark.parametrize(
+    "of", [torch.linalg.det, lambda x: torch.linalg.slogdet(x)[1]], ids=["det", "slogdet"]
+)
+@pytest.mark.parametrize("form", [(5, 5), (4, 4), (3, 4, 4)], ids=str)
+def test_a_gradient_is_of_the_matrix_that_was_factored(mesh: Mesh, of: Any, form: tuple[int, ...]) -> None:
+    def everywhere(x: Any) -> Any:
+        return x.redistribute(COPIES) if hasattr(x, "redistribute") else x
+
+    def work(x: Any) -> Any:
+        found = []
+        # Of one layout, and in two orders in the memory of the processes.
+        for each in (x, x.mT, everywhere(x.mT), everywhere(x).mT, x.mT.contiguous()):
+            leaf = each.detach().requires_grad_()
+            found.append(torch.autograd.grad(of(leaf).sum(), leaf)[0])
+        return torch.stack(found)
+
+    for dim in range(len(form)):
+        layout: list[str | None] = [None] * len(form)
+        layout[dim] = "data"
+        same(mesh, work, values(*form), layouts=[layout])
 
 
 def test_random_numbers_are_drawn_each_time(mesh: Mesh) -> None:

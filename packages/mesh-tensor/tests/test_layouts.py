@@ -180,6 +180,48 @@ def test_of_equals_the_first_is_found(mesh: Mesh, layout: Any) -> None:
         assert fetch((-x).argmin(dim)).equal((-equal).argmin(dim))
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS, None], ids=str)
+@pytest.mark.parametrize("split", [["data"], None], ids=str)
+def test_gradients_of_a_norm_whose_weights_are_split(mesh: Mesh, layout: Any, split: Any) -> None:
+    given = [A, torch.arange(6.0), torch.ones(6)]
+    here = [each.clone().requires_grad_() for each in given]
+    there = [
+        distribute(each, mesh, how).requires_grad_()
+        for each, how in zip(given, (layout, split, split), strict=True)
+    ]
+    want, got = (
+        torch.autograd.grad(
+            torch.nn.functional.layer_norm(x, (6,), weight, bias).square().sum(), (x, weight, bias)
+        )
+        for x, weight, bias in (here, there)
+    )
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(fetch(one), other)
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2, 5, 9])], ids=["equal", "weights"])
+def test_a_loss_is_averaged_by_weights(mesh: Mesh, weight: Any) -> None:
+    scores, classes = A[:6, :4].sin(), torch.tensor([1, 1, 1, 0, 2, 3])
+    there = distribute(scores, mesh, ["data", None]), distribute(classes, mesh, ["data"])
+    weights = None if weight is None else distribute(weight, mesh)
+    cross = torch.nn.functional.cross_entropy
+    for ignored in (-100, 1):
+        want = cross(scores, classes, weight, ignore_index=ignored)
+        torch.testing.assert_close(fetch(cross(*there, weights, ignore_index=ignored)), want)
+
+
+@pytest.mark.parametrize(
+    "of", [lambda x: x, lambda x: x.mT, lambda x: x * 2], ids=["given", "transposed", "made"]
+)
+def test_writes_through_a_view_of_what_was_gathered(mesh: Mesh, of: Callable[[Any], Any]) -> None:
+    here = torch.arange(25.0).view(5, 5)
+    whole = of(distribute(here, mesh, [None, "data"])).redistribute(None)
+    whole.view(-1)[3] = 100
+    want = of(here).contiguous()
+    want.view(-1)[3] = 100
+    assert fetch(whole).equal(want)
+
+
 @pytest.mark.parametrize(
     "work",
     [

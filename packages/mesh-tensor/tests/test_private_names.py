@@ -159,6 +159,7 @@ def test_a_private_name_exists(private: Private) -> None:
     ("release", "asked_for", "said"),
     [
         ("2.10.2", "1", "fails in one process alone"),
+        ("2.11.0+cpu", "0", f"to try it all the same, set {TRIED}=1"),
         ("2.14.1", "0", f"to try it all the same, set {TRIED}=1"),
     ],
 )
@@ -167,14 +168,22 @@ def test_a_release_that_is_too_old_is_refused(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", release)
     monkeypatch.setenv(TRIED, asked_for)
-    with pytest.raises(MeshError, match=rf"needs PyTorch {PROVEN} or newer, and this is {release}.*{said}"):
+    needed = ", ".join(PROVEN)
+    with pytest.raises(
+        MeshError, match=rf"needs PyTorch {needed} or newer, and this is {re.escape(release)}.*{said}"
+    ):
         Mesh((1,), ("one",))
 
 
 @pytest.mark.skipif(TOO_OLD, reason="this PyTorch is refused for its age")
-def test_a_release_that_some_numbers_are_wrong_with_can_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", OLDEST)
-    monkeypatch.setenv(TRIED, "1")
+@pytest.mark.parametrize(
+    ("release", "asked_for"), [("2.11.0+cpu", "1"), ("2.12.1", "1"), ("2.15.2", "0"), ("2.16.0", "0")]
+)
+def test_a_release_that_was_compared_or_is_asked_for_is_taken(
+    monkeypatch: pytest.MonkeyPatch, release: str, asked_for: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    monkeypatch.setenv(TRIED, asked_for)
     check_release()
 
 

@@ -22,21 +22,25 @@ from mesh_tensor._parts._limits import (
     DIVIDING,
     ENTROPIES,
     FILLING,
+    GATHERED,
     INDEXED,
     MASKED,
     MEAN,
     MEANS,
     NONEMPTY,
+    NORMS,
+    ORDERED,
     SEEKING,
     SUM,
     WHOLE,
     dims_given,
     has_empty_parts,
+    in_order,
     is_kept,
     is_unaligned,
     parts_of,
 )
-from mesh_tensor._torch._dtensor import DTensorSpec, decided, is_refusal
+from mesh_tensor._torch._dtensor import DTensorSpec, decided, is_refusal, is_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,11 +69,14 @@ class Call:
         "entropy",
         "filling",
         "func",
+        "gathered",
         "indexed",
         "masked",
         "mean",
         "needs_gradients",
         "nonempty",
+        "norm",
+        "ordered",
         "random",
         "replicated",
         "seeking",
@@ -102,8 +109,11 @@ class Call:
         self.filling = schema.name in FILLING
         self.divides = schema.name in DIVIDING
         self.entropy = schema.name in ENTROPIES and func._overloadname == "default"  # noqa: SLF001 - likewise
+        self.gathered = GATHERED.get(schema.name, ())
         self.needs_gradients = schema.name in NEEDS_GRADIENTS
         self.nonempty = schema.name in NONEMPTY
+        self.norm = schema.name in NORMS
+        self.ordered = schema.name in ORDERED
         self.seeking = schema.name in SEEKING
         self.dims = dims_given(func)
         self.masked = MASKED.get(schema.name)
@@ -111,7 +121,10 @@ class Call:
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
         self.replicated = (
-            self.asks or schema.name in WHOLE or any(argument.is_out for argument in schema.arguments)
+            self.asks
+            or schema.name in WHOLE
+            or not is_trusted(func)
+            or any(argument.is_out for argument in schema.arguments)
         )
         """DTensor does something else, or nothing."""
         self.cannot: set[tuple[Any, ...]] = set()
@@ -149,7 +162,7 @@ class Call:
             mark([self._argument(where, args, kwargs) for where in self.written], failed)
         return result
 
-    def _done(self, args: Any, kwargs: Any) -> Any:  # noqa: PLR0911 - one for each way
+    def _done(self, args: Any, kwargs: Any) -> Any:  # noqa: C901, PLR0911 - one for each way
         """Do it, in one way or another."""
         worker = self.worker
         if self.attention is not None:
@@ -165,7 +178,7 @@ class Call:
             or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
             or self.needs_gradients
             or complex in map(type, args)
-            or ((self.written or self.seeking) and not self._stays(args, kwargs))
+            or ((self.written or self.seeking or self.ordered) and not self._stays(args, kwargs))
         ):
             return self._whole(args, kwargs)
         if self.mean and (len(args) <= self.mean or args[self.mean] == MEAN):
@@ -180,12 +193,15 @@ class Call:
             result = self.func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - looked into
             return self._otherwise(error, args, kwargs)
-        if self.masked is not None and (beyond := self._beyond(self.masked, result, args)) is not None:
-            raise self._instead(beyond, result, args, kwargs)
+        if self.masked is not None:
+            result = self._unmasked(self.masked, result, args, kwargs)
         if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
             result = worker.wrap(result, result, worker.everywhere)
         elif _is_extreme(result):
             result = self._found(result)
+        elif self.norm:
+            # At once: a sum of norms of parts is none.
+            result = worker.summed_up(result) if isinstance(result, DTensor) else result
         elif _is_average(result) and any(
             each.shape[dim] % parts
             for each in tree_leaves((args, kwargs))
@@ -203,6 +219,15 @@ class Call:
             return (*args[: self.dims], list(range(args[0].dim())), *args[self.dims + 1 :])
         if self.divides and isinstance(args[1], DTensor):
             return (args[0], self.worker.summed_up(args[1]), *args[2:])
+        if self.gathered:
+            return tuple(
+                self.worker.wrap(self.worker.full(each), each, self.worker.everywhere)
+                if place in self.gathered and isinstance(each, DTensor)
+                else each
+                for place, each in enumerate(args)
+            )
+        if self.ordered:
+            return tree_map(self._in_order, args)
         return args
 
     def _entropy(self, total: DTensor, weight: DTensor) -> tuple[DTensor, DTensor]:
@@ -212,6 +237,12 @@ class Call:
         both = worker.summed_up(worker.wrap(parts, parts, total.placements)).to_local()
         everywhere = worker.everywhere
         return worker.wrap(both[0] / both[1], total, everywhere), worker.wrap(both[1], weight, everywhere)
+
+    def _in_order(self, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        local = in_order(value._local_tensor, value.is_contiguous())  # noqa: SLF001 - without a copy
+        return self.worker.wrap(local, value, value.placements)
 
     def _found(self, result: DTensor) -> DTensor:
         """Return the largest or smallest of what each process has found. gloo may forget one that is not a number."""
@@ -229,7 +260,7 @@ class Call:
         return self.worker.wrap(local.amax(0) if is_largest else local.amin(0), result, placements)
 
     def _stays(self, args: Any, kwargs: Any) -> bool:
-        """Return whether DTensor leaves in their layouts the tensors that must not be redistributed: those written to, or sought in."""
+        """Return whether DTensor leaves in their layouts the tensors that must not be redistributed: those written to, sought in, or of which their order in memory matters."""
         layouts = _layouts(args, kwargs)
         found = self.stays.get(layouts)
         if found is None:
@@ -241,7 +272,7 @@ class Call:
             sharding = decided(self.func, args, kwargs)
         except Exception:  # noqa: BLE001 - as it will say when it is called
             return True
-        places = self.written or (0,)
+        places = self.written or (range(len(args)) if self.ordered else (0,))
         bound = [self._argument(where, args, kwargs) for where in places]
         moved = sharding.redistribute_schema
         if moved is not None:
@@ -253,6 +284,15 @@ class Call:
             return not any(dim is None or each == dim % max(1, args[0].dim()) for each in parts_of(args[0]))
         out = sharding.output_spec
         return not isinstance(out, DTensorSpec) or len(bound) != 1 or _placed([out]) == _placed(bound)
+
+    def _unmasked(self, masked: tuple[int, int, int | None], result: Any, args: Any, kwargs: Any) -> Any:
+        """Return what was looked up, once the processes have put it together."""
+        beyond = self._beyond(masked, result, args)
+        # At once: some releases take a sum of what is masked for masked, too, and fail in one process alone.
+        result = self.worker.summed_up(result)
+        if beyond is not None:
+            raise self._instead(beyond, result, args, kwargs)
+        return result
 
     def _beyond(self, masked: tuple[int, int, int | None], result: Any, args: Any) -> Exception | None:
         """Return an error if an index refers to what no process has; DTensor has not looked."""
@@ -390,7 +430,10 @@ class Call:
                 return value
             found = fulls.get(id(value))
             if found is None:
-                found = fulls[id(value)] = worker.full(value)
+                found = worker.full(value)
+                if self.ordered:
+                    found = in_order(found, value.is_contiguous())
+                fulls[id(value)] = found
             return found
 
         whole_args, whole_kwargs = tree_map(give, (args, kwargs))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from mesh_tensor._descriptors import strides_of
+from mesh_tensor._torch._dtensor import DTensorSpec, TensorMeta, compute_local_shape_and_global_offset
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 _LAYOUTS = 1 << 14
 """The most layouts of a mesh that are told apart."""
+
+
+def in_order(meta: Any) -> TensorMeta:
+    """Return the form of a tensor of that shape and type whose elements are in order."""
+    return TensorMeta(meta.shape, strides_of(meta.shape), meta.dtype)
 
 
 class Layout:
@@ -58,11 +64,13 @@ class Layouts:
         return layout
 
     def placed(self, spec: DTensorSpec, placements: tuple[Placement, ...]) -> Layout:
-        """Return the layout of a tensor of the same form that is placed in another way."""
+        """Return the layout of a tensor of the same shape that is placed in another way, with its elements in order."""
         key = self.of(spec), placements
         found = self._placed.get(key)
         if found is None:
             if len(self._placed) >= _LAYOUTS:
                 self._placed.clear()
-            found = self._placed[key] = self.of(DTensorSpec(spec.mesh, placements, spec.tensor_meta))
+            found = self._placed[key] = self.of(
+                DTensorSpec(spec.mesh, placements, in_order(spec.tensor_meta))
+            )
         return found

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 WHOLE = frozenset(
@@ -97,6 +98,26 @@ SEEKING = frozenset({"aten::argmax", "aten::argmin"})
 """DTensor seeks in the parts as they are, says that the result is laid out as if it had redistributed them, and of equals takes the first that it finds."""
 
 
+ORDERED = frozenset(
+    {
+        # It is given strides.
+        "aten::as_strided",
+        # They factor the matrix, or its transpose if it is contiguous, and the formula of the gradient asks the script's tensor which it was.
+        "aten::_linalg_det",
+        "aten::_linalg_slogdet",
+        # They read what they are given as if it were contiguous.
+        "aten::adaptive_max_pool3d_backward",
+        "aten::fractional_max_pool2d_backward",
+        "aten::fractional_max_pool3d_backward",
+    }
+)
+"""Their values depend on how their arguments lie in memory. Gathered parts do not lie as the whole tensor does, and on each release in another way."""
+
+
+GATHERED = {"aten::native_layer_norm_backward": (5, 6), "aten::_fused_rms_norm_backward": (4,)}
+"""Arguments that each process needs all of: DTensor of some releases leaves them split as they are."""
+
+
 REDUCING = frozenset(
     {
         "aten::amax",
@@ -136,6 +157,15 @@ def dims_given(func: Any) -> int | None:
     )
 
 
+def in_order(local: torch.Tensor, is_contiguous: bool) -> torch.Tensor:
+    """Return the same values, contiguous or not."""
+    if is_contiguous:
+        return local.contiguous()
+    if local.dim() > 1 and local.is_contiguous():
+        return local.mT.contiguous().mT
+    return local
+
+
 def is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
     """Return whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
     sizes = list(zip(tensor.shape, index.shape, strict=False))
@@ -143,6 +173,10 @@ def is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
     return is_split and any(
         one != other for at, (one, other) in enumerate(sizes) if at != dim % max(1, len(sizes))
     )
+
+
+NORMS = frozenset({"aten::linalg_vector_norm", "aten::norm"})
+"""DTensor of PyTorch 2.11 adds norms of parts as if the sum were a norm."""
 
 
 MEANS = {

@@ -281,7 +281,9 @@ class Worker:
             # gloo does not support such numbers.
             wide: Any = tensor.to(torch.int32)
             return self.full(wide).to(torch.int16)
-        return tensor.redistribute(self.mesh, self.everywhere).to_local()
+        whole = tensor.redistribute(self.mesh, self.everywhere).to_local()
+        # What is gathered lies in memory as each release likes it.
+        return whole.contiguous() if tensor.is_contiguous() else whole
 
     def part(self, whole: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
         """Return this process's part of a tensor that all of them have."""
@@ -380,8 +382,9 @@ def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, .
         isinstance(each, Partial) and each != had
         for each, had in zip(placements, tensor.placements, strict=True)
     ):
-        return worker.wrap(worker.part(worker.full(tensor), placements).clone(), tensor, placements)
-    return tensor.redistribute(worker.mesh, placements)
+        whole = worker.full(tensor).contiguous()
+        return worker.wrap(worker.part(whole, placements).clone(), whole, placements)
+    return _moved(worker, tensor, placements)
 
 
 def gather(worker: Worker, *given: Any) -> list[DTensor]:
@@ -392,7 +395,7 @@ def gather(worker: Worker, *given: Any) -> list[DTensor]:
     for place, (tensor, placements) in enumerate(zip(tensors, wanted, strict=True)):
         along = gathered_along(tensor.placements, placements)
         if along is None:
-            results[place] = tensor.redistribute(worker.mesh, placements)
+            results[place] = _moved(worker, tensor, placements)
         else:
             dim, split = along
             together.setdefault((dim, tensor.dtype), []).append((place, split))
@@ -417,7 +420,7 @@ def gather(worker: Worker, *given: Any) -> list[DTensor]:
             whole = pieces.flatten(0, 1) if split == 0 else pieces.movedim(0, split).flatten(split, split + 1)
             if whole.shape[split] != tensor.shape[split]:
                 whole = whole.narrow(split, 0, tensor.shape[split])
-            results[place] = worker.wrap(whole.contiguous(), tensor, wanted[place])
+            results[place] = worker.layouts.placed(tensor._spec, wanted[place]).join(whole.contiguous())  # noqa: SLF001 - its layout
     return results
 
 
@@ -425,9 +428,9 @@ def like(worker: Worker, tensor: DTensor, other: DTensor) -> DTensor:
     """Return a tensor, with the layout of another one."""
     placements = tuple(Replicate() if isinstance(each, Partial) else each for each in other.placements)
     if tensor.placements == placements:
-        return tensor
+        return _in_order(tensor)
     put_off = worker.sums.put_off(tensor, placements)
-    return tensor.redistribute(worker.mesh, placements) if put_off is None else put_off
+    return _moved(worker, tensor, placements) if put_off is None else put_off
 
 
 def summed(worker: Worker, tensor: DTensor, dim: str) -> DTensor:
@@ -435,9 +438,25 @@ def summed(worker: Worker, tensor: DTensor, dim: str) -> DTensor:
     placements = list(tensor.placements)
     at = worker.names.index(dim)
     if not isinstance(placements[at], Partial):
-        return tensor
+        return _in_order(tensor)
     placements[at] = Replicate()
-    return tensor.redistribute(worker.mesh, placements)
+    return _moved(worker, tensor, placements)
+
+
+def _moved(worker: Worker, tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    """Return the same tensor in another layout, with its elements in order."""
+    moved = _in_order(tensor).redistribute(worker.mesh, placements)
+    local = moved._local_tensor  # noqa: SLF001 - without waiting for it
+    if type(local) is torch.Tensor and not local.is_contiguous():
+        return worker.wrap(local.contiguous(), moved, placements)
+    return moved
+
+
+def _in_order(tensor: DTensor) -> DTensor:
+    """Return the same tensor with its elements in order: so the script knows the results of our functions, and takes views of them."""
+    made: Any = tensor.contiguous()
+    assert isinstance(made, DTensor)
+    return made
 
 
 def seed(worker: Worker, value: int) -> None:

@@ -6,8 +6,8 @@ then on the program is carried out, and the results stay apart from their layout
 
 DCN-1: a kept decision gives what `Call` gives, meets the other processes as that does, and is used only where nothing that it depended on is
 different: the template, with its constants; the layouts of the tensors (placements, shape, strides, type and mesh) and which of them are the same; the types
-of numbers, and their values where the program does not hand them to the operator as they are, or a tensor consists of summands; strides in this process's
-memory, if the program is more than the operator itself. What depends on values, random operators, copied views (VWS-1), pending sums (SUM-1), and tensors
+of numbers, and their values where the program does not hand them to the operator as they are, or a tensor consists of summands, or they decide how parts are
+put together; strides in this process's memory, if the program is more than the operator itself, or its values depend on them. What depends on values, random operators, copied views (VWS-1), pending sums (SUM-1), and tensors
 that have failed are left to `Call`. So processes need not agree on which of them uses a kept decision.
 """
 
@@ -42,6 +42,10 @@ _VARIANTS = 32
 """The most decisions that a template keeps, and the most for one set of layouts."""
 _PLACED_IN_MEMORY = frozenset({"aten::as_strided", "aten::as_strided_", "aten::resize_", "aten::set_"})
 """They refer to memory rather than to a tensor."""
+_DECIDED_BY_NUMBERS = frozenset(
+    {"aten::_foreach_norm", "aten::histc", "aten::linalg__powsum", "aten::linalg_vector_norm", "aten::norm"}
+)
+"""Their numbers say how results of parts are put together: the largest, the smallest, a sum of powers."""
 _UNINITIALIZED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
 _DETACH = torch.ops.aten.detach.default
 
@@ -361,13 +365,17 @@ class Decisions:
         made_at = [notes.refs[id(each)] for each in ends]
         notes.prune(set(made_at))
         own = [at for at, (template, _, _) in enumerate(notes.steps) if template.func is self._operator]
-        by_memory = len(notes.steps) != 1 or not own
+        by_memory = len(notes.steps) != 1 or not own or getattr(self._template.func, "ordered", False)
         if by_memory and any(each.is_complex() for each in asked.locals_):
             # Whether they are conjugated is not in their strides.
             return
         order: list[int] | None = []
         if asked.given:
-            can_hand_over = len(own) == 1 and not any(map(_has_summands, tensors))
+            can_hand_over = (
+                len(own) == 1
+                and not any(map(_has_summands, tensors))
+                and self._operator._schema.name not in _DECIDED_BY_NUMBERS  # type: ignore[union-attr]  # noqa: SLF001 - as the whole of PyTorch reads it
+            )
             order = _handed_over(self._template, asked.given, notes.steps, own[0]) if can_hand_over else None
         program = Program(notes, len(asked.locals_))
         program.gives(tensors, wholes, made_at)

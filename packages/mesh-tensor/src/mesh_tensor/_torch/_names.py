@@ -12,13 +12,14 @@ from typing import Any
 
 from mesh_core import MeshError
 
-PROVEN = "2.15"
-"""The oldest release whose numbers are known to be right in the global view. The per-rank view works with 2.6."""
+PROVEN = ("2.15",)
+"""The releases with which the numbers of the global view were compared with those of one process; it works with newer ones too, if they lack
+nothing. The per-rank view works with 2.6."""
 OLDEST = "2.11"
 """The oldest release with which it can be tried. Before, DTensor fails in one process alone where it gathers parts of different sizes, and the
 others wait for it; and it loses the shape of a single number that is expanded."""
 TRIED = "MESH_TENSOR_ANY_RELEASE"
-"""The environment variable that lets the global view run on releases between these two."""
+"""The environment variable that lets the global view run on releases between these that were not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +232,17 @@ def check_release() -> None:
 
     otherwise = "The per-rank view works with this one"
     release = TorchVersion(torch.__version__)
-    if OLDEST <= release < PROVEN and os.environ.get(TRIED) != "1":
-        raise MeshError(
-            f"the global view needs PyTorch {PROVEN} or newer, and this is {torch.__version__}, with which gradients were seen to be wrong: of "
-            f"torch.linalg.det() of matrices that are split unevenly along their last dimension. Install a newer one, with "
-            f"mesh-tensor[global] for example; to try it all the same, set {TRIED}=1. {otherwise}"
-        )
+    compared = f"{', '.join(PROVEN)} or newer"
     if release < OLDEST:
         raise MeshError(
-            f"the global view needs PyTorch {PROVEN} or newer, and this is {torch.__version__}, whose DTensor fails in one process alone "
+            f"the global view needs PyTorch {compared}, and this is {torch.__version__}, whose DTensor fails in one process alone "
             f"where parts differ in size: install a newer one, with mesh-tensor[global] for example. {otherwise}"
+        )
+    is_compared = ".".join(torch.__version__.split(".")[:2]) in PROVEN
+    if release < PROVEN[-1] and not is_compared and os.environ.get(TRIED) != "1":
+        raise MeshError(
+            f"the global view needs PyTorch {compared}, and this is {torch.__version__}, whose numbers were not compared with those of one "
+            f"process. Install one of those; to try it all the same, set {TRIED}=1. {otherwise}"
         )
     if lacks := missing(for_global=True):
         raise MeshError(
