@@ -23,6 +23,7 @@ if importlib.util.find_spec("mesh_rdma") is not None:
 from core_owners import Told
 from core_processes import Script, Traces, script_environment
 from core_samples import Echo
+
 from warm_scripts import WarmScripts
 
 # Some tests of one room run again in another, between hosts.

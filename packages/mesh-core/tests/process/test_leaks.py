@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from core_processes import Traces, descriptors, family, fork_servers
 from core_samples import Coroutines, Echo, Gate, Mixed
-from warm_scripts import WarmScripts
 
 from mesh_core import MeshError, configured, shutdown, this_host, this_proc
+from warm_scripts import WarmScripts
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
