@@ -418,7 +418,7 @@ def test_two_jobs_of_one_agent(
         found = inspect.jobs(host=address, credentials=observer)
         assert [info.pid for info in found] == [os.getpid(), other.pid]
         with pytest.raises(
-            MeshError, match=rf"(?s)there are 2 jobs.*\n  {os.getpid()} .*\n  {other.pid} +other.py"
+            MeshError, match=rf"(?s)there are 2 jobs.*\n +{os.getpid()} .*\n +{other.pid} +other.py"
         ):
             inspect.connect(host=address, credentials=observer)
         names = [
