@@ -24,9 +24,11 @@ from mesh_tensor import (  # noqa: E402
     Mesh,
     RowParallel,
     activate,
+    capture,
     distribute,
     fetch,
     module_to_mesh,
+    usage,
 )
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
@@ -322,6 +324,78 @@ def test_a_block_that_raises_keeps_nothing_gathered(mesh: Mesh, stacks: tuple[St
         spread(distribute(torch.ones(4, 7), mesh, ["data", None]))
     assert not any("weight" in each.__dict__ for each in spread.modules())
     torch.testing.assert_close(fetch(spread(on_rows(mesh)).detach()), plain(ROWS).detach())
+
+
+def freed_after_forward(mesh: Mesh, plain: Stack, *, again: bool = True) -> Stack:
+    return module_to_mesh(copy.deepcopy(plain), mesh, {"*": FullyShard("data", reshard_after_forward=again)})
+
+
+def nbytes(mesh: Mesh) -> int:
+    return usage(mesh.procs).item(data=0, model=0).nbytes
+
+
+def test_blocks_are_freed_after_their_forward_pass(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, _ = stacks
+    plain(ROWS).sum().backward()
+    used = []
+    for again in (False, True):
+        model, x = freed_after_forward(mesh, plain, again=again), on_rows(mesh)
+        before = nbytes(mesh)
+        loss = model(x).sum()
+        used.append(nbytes(mesh) - before)
+        loss.backward()
+        for mine, theirs in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(fetch(theirs.grad), mine.grad)
+    whole = sum(each.nbytes for block in plain.blocks for each in block.parameters())
+    # Nothing that autograd keeps shows biases, or the first weight: the input has no gradient.
+    weights = (
+        sum(block[at].weight.nbytes for block in plain.blocks for at in (0, 2))
+        - plain.blocks[0][0].weight.nbytes
+    )
+    assert weights <= used[0] - used[1] <= whole
+
+
+def test_what_was_freed_is_made_again_each_time(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, _ = stacks
+    model = freed_after_forward(mesh, plain)
+    for each, x in ((plain, ROWS), (model, on_rows(mesh))):
+        loss = checkpoint(each, x, use_reentrant=False).exp().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for mine, theirs in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(fetch(theirs.grad), mine.grad)
+
+
+def test_a_captured_step_with_blocks_that_are_freed(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, _ = stacks
+    model = freed_after_forward(mesh, plain)
+
+    def train(model: nn.Module, optimizer: Any, x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).exp().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    want, got = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (plain, model))
+    step = capture(lambda x: train(model, got, x))
+    for _ in range(7):
+        here, there = train(plain, want, ROWS), step(on_rows(mesh))
+        torch.testing.assert_close(fetch(there), here)
+    assert step.replays >= 4, step.reasons
+
+
+def test_parameters_that_change_before_the_backward_pass(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, _ = stacks
+    model = freed_after_forward(mesh, plain)
+    loss = model(on_rows(mesh)).sum()
+    with torch.no_grad():
+        model.blocks[0][2].weight.mul_(2)
+    with pytest.raises(
+        RuntimeError, match="was changed in place between the forward pass and the backward pass"
+    ):
+        loss.backward()
+    model(on_rows(mesh)).sum().backward()
 
 
 def test_plans_that_are_wrong(mesh: Mesh) -> None:

@@ -11,6 +11,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ref as weak
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -27,7 +28,7 @@ from mesh_tensor._errors import RanksDisagree, among, described
 from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
 from mesh_tensor._operators import OURS, Operator, describe
 from mesh_tensor._stream import Ref, Stream, caller
-from mesh_tensor._streams._guard import storage_of
+from mesh_tensor._streams._guard import View, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +105,13 @@ class Asked:
     scalars: list[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Stands for a tensor, without its form."""
+
+    ref: Ref
+
+
 class Mixed(Exception):
     """A tensor of this process is among the arguments."""
 
@@ -124,7 +132,9 @@ class Issuer:
         """Forget what the workers know, because they have forgotten it."""
         self._cache.clear()
 
-    def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def issue(  # noqa: C901, PLR0912 - in one piece, as it is called for each operator
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> Any:
         """Let the workers do it, and return mesh tensors for the results."""
         cls = self.cls
         stream = self.stream
@@ -171,13 +181,19 @@ class Issuer:
         if one is None:
             return self._answer(hit, Asked(func, operator, args, kwargs or {}, tensors, scalars))
         # One new tensor, as in nearly all cases.
+        if stream.let_go:
+            stream.have(tensors)
         result = one.make()
         result.descriptor = one
         with stream.lock:
             ref = result.ref = stream.ref()
             stream.append(hit.template, ref.number, tensors, scalars, caller())
         if hit.base is not None:
-            ref.storage = storage_of(tensors[hit.base].ref)
+            storage = ref.storage = storage_of(tensors[hit.base].ref)
+            if storage.views is not None:
+                storage.views.append(
+                    View(weak(ref), hit.template, [Named(each.ref) for each in tensors], scalars)
+                )
         return result
 
     def _answer(self, hit: Hit, asked: Asked) -> Any:

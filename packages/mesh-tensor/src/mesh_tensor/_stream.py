@@ -43,6 +43,7 @@ from mesh_tensor._instructions import QUESTION
 from mesh_tensor._meeting import Exchange
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from mesh_core import Future, ProcMesh, ValueMesh
@@ -91,6 +92,56 @@ class Ref:
     def __del__(self) -> None:
         self.stream.freed.append(self.number)
 
+    def let_go(self, again: Callable[[], int]) -> None:
+        """Free the tensor now; `again` makes it once more, under another number, if it is used."""
+        self.stream.freed.append(self.number)
+        self.stream.let_go += 1
+        _NUMBER.__set__(self, again)
+        self.__class__ = LetGo
+
+    def taken(self) -> int:
+        """Return the number, for another reference, and free nothing."""
+        number = self.number
+        self.__class__ = _Taken
+        return number
+
+
+_NUMBER: Any = vars(Ref)["number"]
+"""Where the number is, or what makes another one."""
+
+
+class LetGo(Ref):
+    """Names a tensor that was freed, and can be made again."""
+
+    __slots__ = ()
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """Make it again."""
+        number: int = _NUMBER.__get__(self)()
+        self.have(number)
+        return number
+
+    def have(self, number: int) -> None:
+        """It was made again."""
+        self.stream.let_go -= 1
+        self.__class__ = Ref  # type: ignore[assignment]  # as it was
+        _NUMBER.__set__(self, number)
+        if self.stream.tensors.recorders:
+            self.stream.tensors.recorded(lambda recorder: recorder.named(self))
+
+    def __del__(self) -> None:
+        self.stream.let_go -= 1
+
+
+class _Taken(Ref):
+    """Has given its number to another one."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        pass
+
 
 class Stream:
     """Messages from this process to the processes of one mesh."""
@@ -101,6 +152,8 @@ class Stream:
         self._others: list[Stream] = []
         """Streams that name the same tensors."""
         self.freed: list[int] = []
+        self.let_go = 0
+        """How many tensors were freed and may be used again."""
         self.places: deque[tuple[Any, int]] = deque(maxlen=PLACES)
         # Processes record what they do by number, whatever stream it comes from.
         self.issued = next(tensors.firsts) << _ROOM
@@ -248,6 +301,8 @@ class Stream:
         self, template: int, out: int, tensors: list[Any], scalars: list[Any], frame: FrameType
     ) -> None:
         """Add an instruction, issued by that frame. To be called with the lock."""
+        if self.let_go:
+            self.have(tensors)
         if self._others:
             self._before()
         if self.tensors.recorders:
@@ -271,6 +326,11 @@ class Stream:
             if self.timeline is not None:
                 self.timeline.issuing(self)
             self.tensors.flusher.wake(self)
+
+    def have(self, tensors: list[Any]) -> None:
+        """Have those among tensors made again that were let go: by instructions that come first."""
+        for each in tensors:
+            each.ref.number  # noqa: B018 - that makes them
 
     def flush(self) -> None:
         """Send what waits."""

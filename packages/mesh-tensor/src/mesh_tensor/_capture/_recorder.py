@@ -128,6 +128,10 @@ class Recorder:
         self.refs[ref.number] = weak(ref)
         self._new.append(ref.number)
 
+    def named(self, ref: Ref) -> None:
+        """A tensor that was let go is made again, and is what this names from now on."""
+        self.refs[ref.number] = weak(ref)
+
     def append(
         self,
         stream: Stream,

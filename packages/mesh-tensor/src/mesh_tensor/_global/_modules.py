@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_tensor._global._mesh import distribute
 from mesh_tensor._global._sharding import placements_of
-from mesh_tensor._global._tensor import GlobalTensor, gathered, laid_out_as, summed
+from mesh_tensor._global._tensor import GlobalTensor, laid_out_as, summed
+from mesh_tensor._global._units import Spread, Units
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -29,10 +30,13 @@ M = TypeVar("M", bound=nn.Module)
 class FullyShard:
     """Each process along a mesh dimension keeps a part of the parameters and of their optimizer state.
 
-    The parameters are gathered while their module computes: those of an item of a list of modules, such as a transformer's block, together.
+    The parameters are gathered while their module computes: those of an item of a list of modules, such as a transformer's block, together. They are
+    kept for the backward pass. With `reshard_after_forward` they are freed when their item has computed, and gathered once more there: less memory, and
+    half as many messages again. What is in no list stays, as it is needed first.
     """
 
     dim: str
+    reshard_after_forward: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,9 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
         planner = _Planner(module, mesh, plan or {})
         empty = _Empty(module)
         made: dict[int, nn.Parameter] = {}
-        units = _Units(module)
+        units = Units(module)
         for prefix, owner in module.named_modules():
-            spread: dict[str, tuple[Placement, ...]] = {}
+            spread: dict[str, Spread] = {}
             for name, parameter in owner.named_parameters(prefix, recurse=False, remove_duplicate=False):
                 own = name.rpartition(".")[2]
                 layout = planner.layout(prefix, owner, name, parameter)
@@ -92,7 +96,7 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
                     planner.keep(parameter)
                 setattr(owner, own, found)
                 if layout.used != layout.kept:
-                    spread[own] = layout.used
+                    spread[own] = Spread(layout.used, layout.is_freed)
             for own, buffer in list(owner._buffers.items()):  # noqa: SLF001 - which are not persistent is kept
                 if buffer is not None and not isinstance(buffer, GlobalTensor):
                     owner._buffers[own] = _spread(buffer, mesh, None)  # noqa: SLF001 - likewise
@@ -163,6 +167,8 @@ class _Layout:
     kept: tuple[Placement, ...]
     used: tuple[Placement, ...]
     """Its layout on the mesh while its module computes."""
+    is_freed: bool = False
+    """It is gathered anew for the backward pass."""
 
 
 class _Planner:
@@ -223,7 +229,8 @@ class _Planner:
                 taken = {each.dim for each in kept if isinstance(each, Shard)}
                 free = [dim for dim in range(parameter.dim()) if dim not in taken]
                 kept[at] = Shard(free[0] if free else 0)
-        return _Layout(tuple(kept), tuple(used))
+        is_freed = any(isinstance(each, FullyShard) and each.reshard_after_forward for each in styles)
+        return _Layout(tuple(kept), tuple(used), is_freed)
 
     def check(self) -> None:
         """Raise if a part of the plan matches nothing."""
@@ -266,94 +273,3 @@ def _parameter(parameter: torch.Tensor, mesh: Mesh, placements: tuple[Placement,
 
         made.register_hook(lay_out)  # type: ignore[no-untyped-call]
     return made
-
-
-class _Units:
-    """Modules whose parameters are gathered together: the items of lists of modules, such as a transformer's blocks, and the whole for the rest."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._all = dict(module.named_modules())
-        self._spread: dict[str, list[_Spread]] = {}
-        """By the name of the unit."""
-
-    def gather(self, prefix: str, used: Mapping[str, tuple[Placement, ...]]) -> None:
-        """Have parameters of a module gathered while their unit computes."""
-        unit = self._unit_of(prefix)
-        path = prefix[len(unit) :].lstrip(".")
-        self._spread.setdefault(unit, []).extend(_Spread(path, name, each) for name, each in used.items())
-        if path:
-            # It may be called by itself.
-            _gather_while_it_computes(
-                self._all[prefix], [_Spread("", name, each) for name, each in used.items()]
-            )
-
-    def hook(self) -> None:
-        """Do so from now on."""
-        for unit, what in self._spread.items():
-            _gather_while_it_computes(self._all[unit], what)
-
-    def _unit_of(self, prefix: str) -> str:
-        """Return the outermost item of a list that a module is in, or else of a sequence, or else the whole."""
-        names = prefix.split(".")
-        paths = [".".join(names[:count]) for count in range(len(names))]
-        for kinds in ((nn.ModuleList, nn.ModuleDict), (nn.Sequential,)):
-            for count, each in enumerate(paths):
-                if isinstance(self._all[each], kinds):
-                    return ".".join(names[: count + 1])
-        return ""
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """A parameter that is gathered."""
-
-    path: str
-    """From the unit to the module that it belongs to."""
-    name: str
-    used: tuple[Placement, ...]
-    """Its layout on the mesh while the unit computes."""
-
-
-_WHOLE = "_mesh_whole"
-"""The attribute of a unit with the parameters that its calls in progress have gathered: of the unit, which may be a copy of the one that got the hooks."""
-
-
-def _gather_while_it_computes(module: nn.Module, what: Sequence[_Spread]) -> None:
-    """Make parameters whole while a module computes: found before the modules' own parameters are looked up."""
-
-    def gather(unit: nn.Module, _: Any) -> None:
-        new: list[tuple[nn.Module, _Spread, Any]] = []
-        for each in what:
-            owner = _inside(unit, each.path)
-            if owner is not None and each.name not in owner.__dict__:
-                parameter = owner._parameters.get(each.name)  # noqa: SLF001 - the parameter itself
-                if parameter is not None:
-                    new.append((owner, each, parameter))
-        unit.__dict__.setdefault(_WHOLE, []).append([(owner, each.name) for owner, each, _ in new])
-        # Apart, as what is gathered together needs gradients together.
-        for needs in (True, False):
-            chosen = [one for one in new if one[2].requires_grad is needs]
-            if chosen:
-                found = gathered(
-                    [parameter for _, _, parameter in chosen], [each.used for _, each, _ in chosen]
-                )
-                for (owner, each, _), made in zip(chosen, found, strict=True):
-                    owner.__dict__[each.name] = made
-
-    def forget(unit: nn.Module, _args: Any, _output: Any) -> None:
-        calls = unit.__dict__.get(_WHOLE)
-        for owner, name in calls.pop() if calls else ():
-            owner.__dict__.pop(name, None)
-
-    module.register_forward_pre_hook(gather)
-    module.register_forward_hook(forget, always_call=True)
-
-
-def _inside(unit: nn.Module, path: str) -> nn.Module | None:
-    """Return a module in another one, if it is still there."""
-    found: nn.Module | None = unit
-    for name in path.split(".") if path else ():
-        if found is None:
-            break
-        found = found._modules.get(name)  # noqa: SLF001 - get_submodule() raises
-    return found

@@ -135,34 +135,34 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, placements: tuple[tuple[Placement, ...], ...], *tensors: Any) -> Any:
         context.set_materialize_grads(False)
-        issuer = tensors[0].descriptor.stream.issuer
-
-        def learn() -> Hit:
-            made = [
-                issuer.stream.descriptor(
-                    (tuple(each.shape), strides_of(tuple(each.shape)), 0, each.dtype, each.device)
-                )
-                for each in tensors
-            ]
-            template = issuer.stream.teach(
-                ((SPECIAL, "gather", ""), None),
-                [*[HOLE] * len(tensors), placements],
-                {},
-                len(tensors),
-                len(made),
-                LIST,
-                (),
-            )
-            return Hit(template, list(made), 0, True)
-
-        _, made = issuer.function(
-            ("gather", placements, *[each.descriptor for each in tensors]), learn, list(tensors)
-        )
-        return tuple(made)
+        return tuple(gathered_values(tensors, placements))
 
     @staticmethod
     def backward(_: Any, *grads: Any) -> Any:
         return None, *grads
+
+
+def gathered_values(tensors: Sequence[Any], placements: tuple[tuple[Placement, ...], ...]) -> list[Any]:
+    """Return tensors with other layouts, as many as possible in one message between the processes; without gradients."""
+    issuer = tensors[0].descriptor.stream.issuer
+
+    def learn() -> Hit:
+        made = [
+            issuer.stream.descriptor(
+                (tuple(each.shape), strides_of(tuple(each.shape)), 0, each.dtype, each.device)
+            )
+            for each in tensors
+        ]
+        arguments = [*[HOLE] * len(tensors), placements]
+        template = issuer.stream.teach(
+            ((SPECIAL, "gather", ""), None), arguments, {}, len(tensors), len(made), LIST, ()
+        )
+        return Hit(template, list(made), 0, True)
+
+    key = ("gather", placements, *[each.descriptor for each in tensors])
+    made: list[Any]
+    _, made = issuer.function(key, learn, list(tensors))
+    return made
 
 
 class _LaidOutAs(torch.autograd.Function):
@@ -196,7 +196,7 @@ def laid_out_as(tensor: torch.Tensor, other: GlobalTensor) -> torch.Tensor:
 def gathered(
     tensors: Sequence[torch.Tensor], placements: Sequence[tuple[Placement, ...]]
 ) -> tuple[torch.Tensor, ...]:
-    """Return tensors with other layouts, as many as possible in one message between the processes."""
+    """Return tensors with other layouts, as many as possible in one message between the processes. Gradients flow through."""
     result: tuple[torch.Tensor, ...] = _Gathered.apply(tuple(placements), *tensors)
     return result
 

@@ -420,9 +420,8 @@ def gather(worker: Worker, *given: Any) -> list[DTensor]:
             whole = pieces.flatten(0, 1) if split == 0 else pieces.movedim(0, split).flatten(split, split + 1)
             if whole.shape[split] != tensor.shape[split]:
                 whole = whole.narrow(split, 0, tensor.shape[split])
-            results[place] = worker.layouts.placed(tensor._spec, tuple(wanted[place])).join(
-                whole.contiguous()
-            )  # noqa: SLF001 - its layout
+            layout = worker.layouts.placed(tensor._spec, tuple(wanted[place]))  # noqa: SLF001 - its layout
+            results[place] = layout.join(whole.contiguous())
     return results
 
 

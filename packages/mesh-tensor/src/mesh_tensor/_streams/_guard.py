@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import ref as weak
 
 from mesh_tensor._errors import StreamError
 
@@ -25,13 +27,26 @@ if TYPE_CHECKING:
 class Storage:
     """Memory that tensors share. A tensor has none of these until it has a view, or is lent."""
 
-    __slots__ = ("loan", "loans")
+    __slots__ = ("loan", "loans", "views")
 
     def __init__(self, loan: Loan | None = None) -> None:
         self.loan = loan
         """The loan by which it was borrowed."""
         self.loans: list[Loan] = []
         """The loans by which it is lent."""
+        self.views: list[View] | None = None
+        """If they are to be known: the tensors that were made of it, without its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a tensor was made that shares memory with others."""
+
+    ref: weak[Ref]
+    template: int
+    of: list[Any]
+    """Tensors, or what names them."""
+    scalars: list[Any]
 
 
 def storage_of(ref: Ref) -> Storage:
