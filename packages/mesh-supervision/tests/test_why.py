@@ -270,6 +270,8 @@ def test_what_is_asked_about_a_failure_and_does_not_return_is_named(workers: Any
         go.set()
         assert over.wait(WITHIN)
         reason(lambda found: not found.culprits)
+        # Until then its dead process is shown, to tests that look at all of this job.
+        asked.stop().get(timeout=WITHIN)
     finally:
         go.set()
         set_fault_handler(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import random
@@ -71,7 +72,7 @@ def test_each_process_gets_back_what_it_had_at_that_line(procs: ProcMesh, tmp_pa
 
 @pytest.mark.full
 def test_save_and_load_show_how_far_they_are(
-    procs: ProcMesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    procs: ProcMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = rank_tensor(procs, "gpus") * 10
     gate = tmp_path / "gate"
@@ -83,7 +84,9 @@ def test_save_and_load_show_how_far_they_are(
 
     def shown_by(function: Callable[[], Any]) -> str:
         """What is shown while the processes are held, until they are let go."""
-        shown = ""
+        # Not what pytest captures: reading that may lose what is written meanwhile.
+        screen = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", screen)
         with activate(procs):
             held(str(gate))
 
@@ -95,16 +98,15 @@ def test_save_and_load_show_how_far_they_are(
         waiting.start()
         until = time.monotonic() + 30
         try:
-            while "\n" not in shown and time.monotonic() < until:
+            while "\n" not in screen.getvalue() and time.monotonic() < until:
                 time.sleep(0.01)
-                shown += capsys.readouterr().err
         finally:
             # This does not wait for a reader, and readers do not wait once it is open.
             opened = os.open(gate, os.O_RDWR)
             waiting.join(60)
             os.close(opened)
         assert not waiting.is_alive()
-        return shown
+        return screen.getvalue()
 
     save_it = shown_by(lambda: save({"x": x}, tmp_path / "last").get(timeout=60))
     load_it = shown_by(lambda: load({"x": x}, tmp_path / "last"))

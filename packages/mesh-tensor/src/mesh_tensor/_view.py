@@ -42,11 +42,6 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Where factories create their tensors by default."""
         self.supports_higher_order_operators = True
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not have PyTorch switch its compiler off and on around each operator: `capture` compiles."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls: Any = self.issuer.cls
         if cls in types:
