@@ -153,7 +153,7 @@ class Job:
         """Return the script's next line."""
         lines = wait_until(
             lambda: self._said.read_text().splitlines()[self._read :],
-            f"nothing was said: {self.log()}",
+            lambda: f"nothing was said: {self.log()}",
             LIMIT,
         )
         self._read += 1

@@ -56,6 +56,8 @@ __all__ = ["hosts"]
 
 _POLL_S = 0.1
 _BEAT_S = 5.0
+_LOOKS = 10
+"""How many times less often than elsewhere one looks whether certificates are to be renewed."""
 _SILENCE_S = 600.0
 """How long a rank serves without a message of the script."""
 _END_S = 30.0
@@ -406,18 +408,18 @@ def _served(meeting: _Meeting, ends: contextlib.ExitStack, notice: _Notice) -> s
 
 def _until_over(store: _Store, token: str, agent: _Agent) -> str:
     """Wait for the end of the script; return why it has failed, if it has."""
-    beat, changed, said = None, time.monotonic(), time.monotonic()
+    beat, changed, said, pause = None, time.monotonic(), time.monotonic(), _BEAT_S
     while (over := store.get(f"{token}/over")) is None:
         if agent.has_ended:
             return f"its agent has ended: {agent.why}"
         now = time.monotonic()
-        if now > said + _BEAT_S:
+        if now > said + pause:
             said = now
             agent.say(b"\n")
             if (heard := store.get(f"{token}/beat")) != beat:
                 if beat is None or heard["order"] != beat["order"]:
                     agent.say(f"{heard['order']}\n".encode())
-                beat, changed = heard, now
+                beat, changed, pause = heard, now, float(heard["pause"])
             elif now > changed + _SILENCE_S:
                 return f"rank 0 has not said anything for {_SILENCE_S:g} s"
         time.sleep(_POLL_S)
@@ -536,7 +538,9 @@ class _Controller:
 
         def beat() -> None:
             count, order = 0, ""
-            while not over.wait(_BEAT_S):
+            # An order must have reached all nodes in half a life of certificates.
+            pause = min(_BEAT_S, _LOOKS * renewal.pause)
+            while not over.wait(pause):
                 count += 1
                 agent.say(b"\n")
                 before, new = renewal.state.trouble, renewal.look()
@@ -545,7 +549,7 @@ class _Controller:
                     agent.say(f"{order}\n".encode())
                 with contextlib.suppress(_StoreLost):
                     # The order is in each of them: a node may miss some.
-                    store.put(f"{self._token}/beat", {"count": count, "order": order})
+                    store.put(f"{self._token}/beat", {"count": count, "order": order, "pause": pause})
                     if new is not None:
                         renewal.reached()
                 if renewal.state.trouble and not before:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mesh_core import ValueMesh
+from mesh_core import MeshError, ValueMesh
 
 if TYPE_CHECKING:
     from mesh_tensor._stream import Stream
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 def total_usage(main: Stream) -> ValueMesh[Any]:
     """Wait for all streams, and return how many tensors each process has, and how much memory they use; what they share counts once."""
+    for stream in list(main.tensors.streams):
+        # Those of the global view, and of slices, have tensors on the same processes; what has failed there is told to who asks for it.
+        with suppress(MeshError):
+            stream.flush()
     lanes = main.tensors.guard.lanes
     if not lanes:
         return main.wait(main.ask("usage"))
