@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,3 +58,5 @@ def pytest_fixture_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call() -> None:
     os.environ.pop("PYTEST_CURRENT_TEST", None)
+    # Tensors that earlier tests have left in circles are not to go while this one counts: some milliseconds, as what was imported is passed over.
+    gc.collect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import pickle
 import signal
@@ -208,8 +207,6 @@ def test_nothing_is_kept_of_tensors_that_were_passed_on(procs: ProcMesh, models:
     from mesh_tensor._arrivals import Arrivals
 
     x = share(torch.ones(3), procs)
-    # What earlier tests have left is not this one's.
-    gc.collect()
     tensors = usage(procs).values()
     for _ in range(3):
         models.total.call(x).get(timeout=60)

@@ -392,6 +392,7 @@ def test_a_captured_step_with_blocks_that_are_freed(mesh: Mesh, stacks: tuple[St
 
 
 def test_parameters_that_change_before_the_backward_pass(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    """UNT-1."""
     plain, _ = stacks
     model = freed_after_forward(mesh, plain)
     loss = model(on_rows(mesh)).sum()
