@@ -24,11 +24,13 @@ from mesh_tensor import (  # noqa: E402
     GlobalTensor,
     Mesh,
     RowParallel,
+    Timeline,
     activate,
     capture,
     distribute,
     fetch,
     module_to_mesh,
+    timeline,
     usage,
 )
 
@@ -277,6 +279,33 @@ ROWS = torch.arange(12.0).view(4, 3) / 10
 
 def on_rows(mesh: Mesh) -> Any:
     return distribute(ROWS, mesh, ["data", None])
+
+
+def collectives(recorded: Timeline) -> list[list[str]]:
+    """What each process has met the others for."""
+    return [[span.name for span in spans if span.kind == "collective"] for _, spans in recorded.processes]
+
+
+def test_the_parameters_of_a_block_are_gathered_in_one_message(
+    mesh: Mesh, stacks: tuple[Stack, Stack]
+) -> None:
+    _, spread = stacks
+    x = on_rows(mesh)
+    with timeline(mesh) as recorded:
+        spread(x).sum().backward()
+    for met in collectives(recorded):
+        # Two blocks, and the rest.
+        assert sum("gather" in each for each in met) == 3
+
+
+def test_a_loss_of_what_is_split_gathers_nothing(mesh: Mesh) -> None:
+    scores = distribute(torch.randn(4, 9), mesh, ["data", None]).requires_grad_()
+    classes = distribute(torch.tensor([3, 0, 8, 1]), mesh, ["data"])
+    with timeline(mesh) as recorded:
+        functional.cross_entropy(scores, classes).backward()
+    for met in collectives(recorded):
+        assert met
+        assert not any("gather" in each for each in met)
 
 
 def test_a_copy_of_a_module_gathers_its_own_parameters(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:

@@ -12,7 +12,9 @@ from mesh_core import ProcMesh
 
 torch = pytest.importorskip("torch")
 
-from mesh_tensor import Mesh, distribute, fetch, module_to_mesh, share  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from mesh_tensor import Mesh, activate, distribute, fetch, module_to_mesh, share  # noqa: E402
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
@@ -136,3 +138,20 @@ def test_a_shape_error_is_raised_without_a_log(
         share(X, procs) + share(torch.ones(7), procs)
     assert not [each for each in caplog.records if each.name.startswith("torch")]
     assert "failed while attempting to run meta" not in capfd.readouterr().err
+
+
+def test_a_mode_around_activate_sees_its_operators(mesh: Mesh) -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    x = distribute(X, mesh, ["data", None])
+    with Seen() as seen, activate(mesh):
+        y = x * 2
+    assert seen.names == ["aten::mul.Tensor"]
+    assert fetch(y).equal(X * 2)

@@ -419,7 +419,8 @@ def _until_over(store: _Store, token: str, agent: _Agent) -> str:
             if (heard := store.get(f"{token}/beat")) != beat:
                 if beat is None or heard["order"] != beat["order"]:
                     agent.say(f"{heard['order']}\n".encode())
-                beat, changed, pause = heard, now, float(heard["pause"])
+                beat, changed = heard, now
+                pause = min(_BEAT_S, max(_POLL_S, float(heard["pause"])))
             elif now > changed + _SILENCE_S:
                 return f"rank 0 has not said anything for {_SILENCE_S:g} s"
         time.sleep(_POLL_S)
