@@ -109,7 +109,7 @@ class _Call:
     def __init__(self) -> None:
         self._whole: list[tuple[nn.Module, str]] = []
         """Which modules have which parameters whole."""
-        self._freed: list[_Gathered] = []
+        self._freed: list[_FreedParameters] = []
 
     def begin(self, unit: nn.Module, own: Sequence[_Own]) -> None:
         """Gather what no enclosing call has gathered."""
@@ -132,7 +132,7 @@ class _Call:
                 owner.__dict__[each.name] = whole
                 self._whole.append((owner, each.name))
             if torch.is_grad_enabled() and all(each.spread.is_freed for _, each, _ in chosen):
-                self._freed.append(_Gathered(parameters, used, found))
+                self._freed.append(_FreedParameters(parameters, used, found))
 
     def end(self) -> None:
         """Drop what was gathered."""
@@ -142,7 +142,7 @@ class _Call:
             owner.__dict__.pop(name, None)
 
 
-class _Gathered:
+class _FreedParameters:
     """Parameters that were gathered by a call of a unit, and are gathered once more if autograd uses what it has kept of them."""
 
     def __init__(
