@@ -36,12 +36,14 @@ pub(crate) mod flags {
     pub(crate) const DISTANT: u16 = 1 << 5;
     /// Frame: see [`super::Header::has_printed`].
     pub(crate) const PRINTED: u16 = 1 << 6;
+    /// Frame: see [`super::Header::is_quiet`].
+    pub(crate) const QUIET: u16 = 1 << 7;
     /// Frame: see [`super::Header::is_abroad`].
     pub(crate) const ABROAD: u16 = 1 << 12;
     /// Frame: see [`super::Header::is_charged`].
     pub(crate) const CHARGED: u16 = 1 << 15;
     /// The flags that mean the same in every frame.
-    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | DISTANT | PRINTED | ABROAD | CHARGED;
+    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | DISTANT | PRINTED | QUIET | ABROAD | CHARGED;
 
     /// Reply, or value for a port: the payload is an encoded exception.
     pub(crate) const ERROR: u16 = 1;
@@ -281,6 +283,17 @@ impl Header {
     /// Says that the sender's host has output of it to report.
     pub fn set_printed(&mut self) {
         self.flags |= flags::PRINTED;
+    }
+
+    /// Whether its receiver's host has read, when it came, whatever processes there had printed before it was sent.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.flags & flags::QUIET != 0
+    }
+
+    /// Sets whether that is known. Only the agent of the receiver's host can say.
+    pub fn set_quiet(&mut self, quiet: bool) {
+        self.flag(flags::QUIET, quiet);
     }
 
     /// The time from sending until nobody wants the answer any longer; `None` for no limit.

@@ -57,6 +57,8 @@ pub(crate) struct State {
     lost: Option<(usize, Outcome)>,
     /// The hosts whose processes have printed something before they answered, or may have before they ended.
     printed: HostSet,
+    /// An outcome is not quiet (LOG-9).
+    loud: bool,
     /// By place: the holders of a port that was handed on.
     holders: BTreeMap<usize, Holders>,
     pub(crate) waiters: Vec<Arc<Waiter>>,
@@ -66,6 +68,7 @@ pub(crate) struct State {
 
 impl State {
     fn note_printed(&mut self, index: usize, outcome: &Outcome) {
+        self.loud |= !matches!(outcome, Outcome::Replied(reply) if reply.header().is_quiet());
         let called = self.gather.as_ref().map(Gather::target);
         let hosts = match outcome {
             Outcome::Replied(reply) if !reply.header().has_printed() => None,
@@ -84,6 +87,16 @@ impl State {
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
     }
+}
+
+/// Who gave an outcome.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) addr: ProcAddr,
+    /// Its host has reported that it had printed something.
+    pub(crate) printed: bool,
+    /// The outcome is quiet (LOG-9).
+    pub(crate) quiet: bool,
 }
 
 /// Whether a frame has the values of all that were called.
@@ -161,6 +174,7 @@ impl Call {
                 order: Vec::new(),
                 lost: None,
                 printed: HostSet::default(),
+                loud: false,
                 holders: BTreeMap::new(),
                 waiters: Vec::new(),
                 listeners: Vec::new(),
@@ -292,6 +306,11 @@ impl Call {
         state.printed.iter().any(|host| Some(host) != here)
     }
 
+    /// Whether all its outcomes are quiet (LOG-9).
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.lock().loud
+    }
+
     /// It is complete, after so many looks for lines had begun. Comes before anybody can see that.
     pub(crate) fn note_looks(&self, begun: u64) {
         self.looks.store(begun, Ordering::SeqCst);
@@ -302,15 +321,18 @@ impl Call {
         looks.have_served(self.looks.load(Ordering::SeqCst))
     }
 
-    /// Who gave the `n`th outcome of a stream, or the only one, if it is a reply; and whether something was printed there.
-    pub(crate) fn answered(&self, n: Option<usize>) -> Option<(ProcAddr, bool)> {
+    /// Who gave the `n`th outcome of a stream, or the only one, if it is a reply.
+    pub(crate) fn answered(&self, n: Option<usize>) -> Option<Origin> {
         let state = self.lock();
         let outcome = match n {
             Some(n) => state.order.get(n).map(|(_, outcome)| outcome),
             None => state.outcomes.as_ref().and_then(|all| all.first()),
         };
         match outcome? {
-            Outcome::Replied(reply) => Some((reply.header().src, reply.header().has_printed())),
+            Outcome::Replied(reply) => {
+                let header = reply.header();
+                Some(Origin { addr: header.src, printed: header.has_printed(), quiet: header.is_quiet() })
+            }
             _ => None,
         }
     }

@@ -23,6 +23,7 @@
 
 mod behind;
 mod messages;
+pub(crate) mod quiet;
 mod reader;
 
 use crate::completion::{Completion, Fate};
@@ -37,6 +38,7 @@ use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
 use mesh_proto::{HostNo, MeshId, ProcAddr, Target};
 use messages::Mail;
 pub(crate) use messages::{LogPeers, Order};
+use quiet::PipeWatch;
 use reader::{LogReader, MOST_READS, MOST_WAITING, Pipes};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -44,7 +46,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::{HashSet, VecDeque};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -73,6 +75,7 @@ pub struct Logs {
     orders: Mutex<VecDeque<Order>>,
     peers: Weak<dyn LogPeers>,
     behind: Arc<Behind>,
+    watch: PipeWatch,
     /// The thread takes no more orders.
     over: AtomicBool,
 }
@@ -95,6 +98,7 @@ impl Logs {
             orders: Mutex::default(),
             peers,
             behind,
+            watch: PipeWatch::default(),
             over: AtomicBool::new(false),
         });
         let reader = Arc::clone(&logs);
@@ -276,6 +280,21 @@ impl Logs {
         self.look_for(|source| source.mesh() == mesh)
     }
 
+    /// Whether what was read of these processes, or came from other hosts, is still to be shown, or reported.
+    pub(crate) fn is_on_its_way(&self, target: &Target) -> bool {
+        self.behind.look(|source| source.is_of(target), []) == Look::OfThese
+    }
+
+    /// As [`Logs::is_on_its_way`], for all processes of a mesh.
+    pub(crate) fn is_on_its_way_for_mesh(&self, mesh: MeshId) -> bool {
+        self.behind.look(|source| source.mesh() == mesh, []) == Look::OfThese
+    }
+
+    /// What polls of the links say about the pipes.
+    pub(crate) fn pipe_watch(&self) -> &PipeWatch {
+        &self.watch
+    }
+
     fn look_for(&self, is_wanted: impl Fn(Source) -> bool) -> Look {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
         match epoll::wait(&self.epoll, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -412,6 +431,9 @@ impl Logs {
     fn ready(&self, events: &mut [MaybeUninit<Event>]) -> Vec<u64> {
         let deadline = lock(&self.reader).deadline();
         let timeout = self.left(deadline);
+        if let Some(peers) = self.peers.upgrade() {
+            self.watch.begin(|first| peers.watch_pipes(self.epoll.as_fd(), first));
+        }
         let mut ready: Vec<u64> = match epoll::wait(&self.epoll, events, timeout.as_ref()) {
             Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
             Err(_) => Vec::new(),

@@ -27,10 +27,15 @@ const YIELDS: u32 = 2;
 /// After that, how long it leaves the processor to others.
 const HANDED_OVER: Duration = Duration::from_micros(50);
 
+/// What is watched under this token is reported before any link, and also if more is ready than can be reported at once.
+pub(crate) const TOKEN_PIPES: u64 = u64::MAX - 3;
+
 /// What the reactor calls when a descriptor is ready; one thread at a time.
 pub trait Handler {
     /// `token`'s descriptor can be read (or is closed) or written.
     fn on_ready(&self, token: u64, readable: bool, writable: bool);
+    /// The links are about to be polled.
+    fn on_poll(&self) {}
     /// The I/O thread is awake: do what waits for it. Returns when to call again.
     fn on_turn(&self) -> Option<Instant>;
 }
@@ -202,6 +207,7 @@ impl Reactor {
 
     /// Polls the links once, by the holder of the lock. `woken` runs before anything is handled.
     fn poll_once(&self, handler: &dyn Handler, limit: Option<Duration>, woken: impl FnOnce()) {
+        handler.on_poll();
         self.sets.poll_links(limit, woken, |token, readable, writable| handler.on_ready(token, readable, writable));
     }
 

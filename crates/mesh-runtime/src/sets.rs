@@ -3,6 +3,7 @@
 //! In the models, `models/sets.rs` replaces this file.
 
 use crate::error::RuntimeError;
+use crate::reactor::TOKEN_PIPES;
 use crate::timespec::timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -129,8 +130,14 @@ impl Sets {
         let Ok((events, _)) = polled else {
             return; // A signal, which comes by its descriptor too.
         };
+        if events.len() == BATCH || events.iter().any(|event| event.data.u64() == TOKEN_PIPES) {
+            on_ready(TOKEN_PIPES, true, false);
+        }
         for event in &*events {
             let token = event.data.u64();
+            if token == TOKEN_PIPES {
+                continue;
+            }
             if token == TOKEN_WAKE {
                 drain(&self.wake);
                 continue;

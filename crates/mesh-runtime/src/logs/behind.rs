@@ -1,8 +1,9 @@
 //! What processes have written that was not shown yet, for those who wait for a result and want to see that first.
 //!
 //! LOG-8: once a result has been waited for, everything that its processes wrote before it has been shown, or has been
-//! waited for as long as the settings say. A process that has written nothing costs its callers one system call, and less if
-//! several results are there: the first look that finds nothing serves all of them ([`Looks`]).
+//! waited for as long as the settings say. A process that has written nothing costs its callers nothing, where the poll of
+//! the links has seen that (LOG-9); elsewhere one system call, and less if several results are there: the first look that
+//! finds nothing serves all of them ([`Looks`]).
 //!
 //! Lines of a process are *on their way* from the moment when they are read from its pipes until they have been shown;
 //! on other hosts, until the controller has taken the batch that they are in. Before that they are in the pipes.

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use mesh_proto::control::Lines;
 use mesh_proto::logs::LogOptions;
 use mesh_proto::{HostNo, MeshId};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// What others have said, for the thread.
@@ -48,4 +49,6 @@ pub(crate) trait LogPeers: std::fmt::Debug + Send + Sync {
     fn send(&self, host: HostNo, said: &Lines);
     /// At the controller: says something to all other agents.
     fn cast(&self, said: &Lines);
+    /// Has polls of the links report once when this is readable, also if it is already. `first`: nobody has asked for that before.
+    fn watch_pipes(&self, pipes: BorrowedFd<'_>, first: bool);
 }

@@ -7,6 +7,7 @@
 
 mod completion;
 mod holders;
+mod quiet;
 mod reactor;
 mod spin_board;
 

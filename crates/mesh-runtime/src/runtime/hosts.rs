@@ -1,8 +1,7 @@
 //! Connects the gateway to the other parts of its process, and to Python.
 
 use super::{GATEWAY, Runtime};
-use crate::call::Call;
-use crate::call::Outcome;
+use crate::call::{Call, Outcome, is_combined};
 use crate::error::RuntimeError;
 use crate::gateway::{GatewayOptions, HostView, LAST, Process, ReleaseTerms};
 use crate::inspect::Note;
@@ -25,7 +24,9 @@ impl Answerer for Runtime {
 }
 
 impl Process for Runtime {
-    fn arrived(&self, frame: Frame) {
+    fn arrived(&self, mut frame: Frame) {
+        // Nobody here has printed anything for it, unless it has values of processes of this host in it (LOG-9).
+        frame.header.set_quiet(!is_combined(&frame.header));
         self.dispatch(frame, Some(GATEWAY));
     }
 

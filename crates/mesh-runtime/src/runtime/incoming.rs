@@ -150,8 +150,15 @@ impl Runtime {
         self.forget_fallen();
     }
 
-    pub(crate) fn read_link(&self, link: &Arc<Link>) {
-        let end = link.read(|frame| {
+    /// Takes what has come by a link. `polled`: because a poll has reported it.
+    pub(crate) fn read_link(&self, link: &Arc<Link>, polled: bool) {
+        let agent = self.me.is_agent();
+        // Of the first one, the poll has something to say (LOG-9).
+        let mut quiet = polled && agent && self.logs.get().is_some_and(|logs| logs.pipe_watch().is_quiet());
+        let end = link.read(|mut frame| {
+            if agent {
+                frame.header.set_quiet(std::mem::take(&mut quiet));
+            }
             // A proc speaks only for itself.
             if self.me.is_agent() && frame.header.src != link.peer {
                 return;

@@ -1,14 +1,16 @@
 //! Connects the logs of a host to its gateway, and to those who ask for them.
 
 use super::Runtime;
-use crate::call::{Call, is_combined};
+use crate::call::{Call, Origin, is_combined};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::logs::{LogPeers, Logs, Look};
+use crate::reactor::TOKEN_PIPES;
 use mesh_proto::control::Lines;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::Partial;
 use mesh_proto::{Frame, HostNo, Joined, Kind, Piece, ProcAddr, Target};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ pub enum Which {
 }
 
 impl Which {
-    fn of(self, call: &Call) -> Option<(ProcAddr, bool)> {
+    fn of(self, call: &Call) -> Option<Origin> {
         match self {
             Self::All => None,
             Self::Nth(n) => call.answered(Some(n)),
@@ -49,6 +51,10 @@ impl LogPeers for Runtime {
             self.dispatch(said.frame(self.me, ProcAddr::CONTROLLER, Some(&agents)), None);
         }
     }
+
+    fn watch_pipes(&self, pipes: BorrowedFd<'_>, first: bool) {
+        self.reactor.watch_once(pipes, TOKEN_PIPES, first);
+    }
 }
 
 impl Runtime {
@@ -66,14 +72,16 @@ impl Runtime {
         if self.standing.is_closed() {
             return false;
         }
-        let here = |target: &Target| {
-            let Some(logs) = self.logs.get() else { return false };
-            !call.was_looked_after(self.calls.looks()) && self.calls.looks().take(|| logs.look(target))
+        // Most results are quiet, and nothing is on its way (LOG-9): then this costs no system call.
+        let here = |target: &Target, quiet: bool| match self.logs.get() {
+            None => false,
+            Some(logs) if quiet => logs.is_on_its_way(target),
+            Some(logs) => !call.was_looked_after(self.calls.looks()) && self.calls.looks().take(|| logs.look(target)),
         };
         match which.of(call) {
             // Only other processes write to the pipes.
-            Some((addr, printed)) => printed || (addr != self.me && here(&Target::One(addr))),
-            None => here(target) || call.has_printed(self.shows()),
+            Some(one) => one.printed || (one.addr != self.me && here(&Target::One(one.addr), one.quiet)),
+            None => here(target, call.is_quiet()) || call.has_printed(self.shows()),
         }
     }
 
@@ -82,7 +90,7 @@ impl Runtime {
         let logs = self.logs.get()?;
         let done = self.completion();
         let waits = match which.of(call) {
-            Some((addr, printed)) => {
+            Some(Origin { addr, printed, .. }) => {
                 let hosts = if printed { HostSet::one(addr.host) } else { HostSet::default() };
                 logs.catch_up(Target::One(addr), &hosts, limit, &done)
             }
@@ -95,7 +103,7 @@ impl Runtime {
     /// names them to the controller, which shows lines on its behalf.
     pub fn printed(&self, call: &Call, target: &Target, which: Which) -> Vec<ProcAddr> {
         match which.of(call) {
-            Some((addr, printed)) => printed.then_some(addr).into_iter().collect(),
+            Some(one) => one.printed.then_some(one.addr).into_iter().collect(),
             None => {
                 let hosts = call.printed(self.shows());
                 target.procs().filter(|addr| hosts.contains(addr.host)).collect()
@@ -142,10 +150,12 @@ impl Runtime {
             false => header.src.host == here && (caller == ProcAddr::CONTROLLER || caller.is_guest()),
         });
         is_for_script
-            && self.logs.get().is_some_and(|logs| match all {
+            && self.logs.get().is_some_and(|logs| match (all, header.is_quiet()) {
                 // What has come from other hosts, and is still to be shown.
-                true => logs.look_for_mesh(header.src.mesh) == Look::OfThese,
-                false => logs.look(&Target::One(header.src)) == Look::OfThese,
+                (true, true) => logs.is_on_its_way_for_mesh(header.src.mesh),
+                (true, false) => logs.look_for_mesh(header.src.mesh) == Look::OfThese,
+                (false, true) => logs.is_on_its_way(&Target::One(header.src)),
+                (false, false) => logs.look(&Target::One(header.src)) == Look::OfThese,
             })
     }
 

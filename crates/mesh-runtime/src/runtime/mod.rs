@@ -96,7 +96,7 @@ pub(crate) use crate::locks::lock;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
-use crate::reactor::{Handler, Reactor};
+use crate::reactor::{Handler, Reactor, TOKEN_PIPES};
 use crate::refs::{Around, Hold, Refs};
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
@@ -602,7 +602,11 @@ impl Dispatch for Runtime {
 
 impl Handler for Runtime {
     fn on_ready(&self, token: u64, readable: bool, writable: bool) {
-        if token >= CONNECTION_TOKENS {
+        if token == TOKEN_PIPES {
+            if let Some(logs) = self.logs.get() {
+                logs.pipe_watch().written();
+            }
+        } else if token >= CONNECTION_TOKENS {
             self.gateway.on_connection(token, readable, writable);
         } else if token >= descriptors::DESCRIPTOR_TOKENS {
             self.descriptors.on_ready(token);
@@ -621,8 +625,14 @@ impl Handler for Runtime {
                 link.flush(&self.reactor);
             }
             if readable {
-                self.read_link(&link);
+                self.read_link(&link, true);
             }
+        }
+    }
+
+    fn on_poll(&self) {
+        if let Some(logs) = self.logs.get() {
+            logs.pipe_watch().poll();
         }
     }
 

@@ -87,7 +87,7 @@ impl Runtime {
             if matches!(event, Event::Exited(_))
                 && let Some(link) = self.switch.link_of(addr)
             {
-                self.read_link(&link);
+                self.read_link(&link, false);
             }
             self.on_proc(addr, event);
         }

@@ -28,6 +28,7 @@ mod outbox;
 mod pair;
 mod ports;
 mod ports_schedules;
+mod quiet;
 mod refs;
 mod remote_meshes;
 mod sender;
