@@ -234,6 +234,30 @@ def test_memory_that_is_shared_counts_once() -> None:
         program.communicate()
 
 
+def test_a_process_that_ends_hides_nothing() -> None:
+    """Only root may look at one that has no memory any more and was not waited for."""
+
+    def exceeds() -> bool:
+        if os.geteuid() == 0:
+            os.setuid(54321)
+        ending = os.fork()
+        if ending == 0:
+            os._exit(0)
+        os.waitid(os.P_PID, ending, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(PermissionError):
+            list(Path(f"/proc/{ending}/fd").iterdir())
+        return Memory(system_v=False).exceeds([ending], 1 << 40)
+
+    child = os.fork()
+    if child == 0:
+        status = 2
+        try:
+            status = int(exceeds())
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_timeout_ends_the_box(box: Sandbox) -> None:
     with pytest.raises(SandboxTimeout, match=r"sleep\(\) did not return within 0.1 s") as caught:
         box.call(time.sleep, 60, timeout=0.1)

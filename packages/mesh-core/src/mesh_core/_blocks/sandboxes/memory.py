@@ -61,12 +61,20 @@ class Memory:
         """Return the sizes of open memory files, by their inodes."""
         found = {}
         for pid in pids:
-            with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{pid}/fd") as entries:
-                for each in entries:
-                    with suppress(FileNotFoundError, ProcessLookupError):
-                        about = os.stat(each.path)  # noqa: PTH116 - of many files
-                        if about.st_dev == self._device:
-                            found[about.st_ino] = about.st_blocks * _BLOCK
+            try:
+                with (
+                    suppress(FileNotFoundError, ProcessLookupError),
+                    os.scandir(f"/proc/{pid}/fd") as entries,
+                ):
+                    for each in entries:
+                        with suppress(FileNotFoundError, ProcessLookupError):
+                            about = os.stat(each.path)  # noqa: PTH116 - of many files
+                            if about.st_dev == self._device:
+                                found[about.st_ino] = about.st_blocks * _BLOCK
+            except PermissionError:
+                # Nor may users look at their processes that are about to end, which have no memory any more.
+                if _resident(pid, _PRIVATE):
+                    raise
         return found
 
     def _shares(self, pid: int, most: int, files: dict[int, int]) -> int:
