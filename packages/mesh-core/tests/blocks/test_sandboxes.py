@@ -292,17 +292,22 @@ def test_sockets_and_keys_of_other_processes_are_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the code comes from the folder that they are in, and where they are made later."""
-    (tmp_path / "run").mkdir()
-    for name in ("code.py", "run/bus"):
+    # Jobs of scripts that have other variables.
+    others = ("state/mesh/jobs", "home/.local/state/mesh/jobs")
+    for name in ("run", *others):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("code.py", "run/bus", *(f"{each}/train" for each in others)):
         (tmp_path / name).touch()
     monkeypatch.syspath_prepend(str(tmp_path))  # type: ignore[no-untyped-call]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("MESH_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with Sandboxes(network=None) as boxes, boxes.take(timeout=SOON) as box:
         needs(boxes, Isolation.FILES)
         (tmp_path / "jobs" / "train").mkdir()
         assert "code.py" in box.call(os.listdir, str(tmp_path))
-        for name in ("jobs", "run"):
+        for name in ("jobs", "run", *others):
             assert box.call(os.listdir, str(tmp_path / name)) == []
             with pytest.raises(OSError, match="Read-only"):
                 box.call(os.mkdir, str(tmp_path / name / "mine"))
