@@ -82,6 +82,62 @@ def fill(kind: str, megabytes: int) -> None:
     signal.pause()
 
 
+def fill_kernel(kind: str, megabytes: int) -> None:
+    """Fill memory that no process needs to have mapped, and wait for the end."""
+    call: Any = ctypes.CDLL(None, use_errno=True)
+    call.shmat.restype = call.mmap.restype = ctypes.c_void_p
+    if kind == "segments":
+        for _ in range(megabytes // 10):
+            size = ctypes.c_size_t(10 << 20)
+            at = call.shmat(checked(call.shmget(0, size, 0o1600)), None, 0)
+            ctypes.memset(at, 1, 10 << 20)
+            call.shmdt(ctypes.c_void_p(at))
+    elif kind == "messages":
+        # As much as a queue takes, and as a message may have.
+        for _ in range(megabytes * 64):
+            queue = checked(call.msgget(0, 0o1600))
+            for _ in range(2):
+                checked(
+                    call.msgsnd(
+                        queue, (1).to_bytes(8, sys.byteorder) + bytes(8192), ctypes.c_size_t(8192), 0o4000
+                    )
+                )
+    elif kind == "semaphores":
+        for _ in range(megabytes):
+            checked(call.semget(0, 16384, 0o1600))
+    else:
+        # Nothing is in these pages, and the kernel has a table for each part of two mebibytes.
+        length, step = megabytes << 29, 2 << 20
+        at = call.mmap(None, ctypes.c_size_t(length), 1, 0x4022, -1, 0)
+        call.madvise(ctypes.c_void_p(at), ctypes.c_size_t(length), 15)
+        for each in range(at, at + length, step):
+            ctypes.string_at(each, 1)
+    signal.pause()
+
+
+def checked(result: int) -> int:
+    """The result of a call in C."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return result
+
+
+def new_user_namespace(how: str) -> int:
+    """Why a process gets no user namespace of its own, in which it would have privileges; 0 if it does."""
+    new, call = 0x10000000, ctypes.CDLL(None, use_errno=True)
+    pid = os.fork()
+    if pid == 0:
+        number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+        arguments = (ctypes.c_uint64 * 11)(new, 0, 0, 0, signal.SIGCHLD)
+        done = {
+            "unshare": lambda: call.unshare(new),
+            "clone": lambda: call.syscall(number, new | signal.SIGCHLD, 0, 0, 0, 0),
+            "clone3": lambda: call.syscall(435, arguments, 88),
+        }[how]()
+        os._exit(ctypes.get_errno() if done < 0 else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def knock(path: str) -> bytes:
     """Connect to a Unix socket; return what it says first."""
     with socket.socket(socket.AF_UNIX) as peer:
@@ -205,6 +261,17 @@ def weakening_the_first() -> list[int]:
             except OSError as error:
                 found.append(error.errno or -1)
     return found
+
+
+def weakening_all_of_the_user() -> list[int]:
+    """Why a change of all processes of the user, with which comes the first one, is refused; 0 where it is not."""
+    numbers = {"x86_64": (141, 251), "aarch64": (140, 30)}[os.uname().machine]
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    wanted = ((numbers[0], os.PRIO_USER, 19), (numbers[1], 3, 3 << 13))
+    return [
+        0 if call(number, kind, os.getuid(), value) == 0 else ctypes.get_errno()
+        for number, kind, value in wanted
+    ]
 
 
 def own_loopback() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_core import configured
+from mesh_core import Isolation, Sandboxes, configured
 from mesh_rdma import (
     InvalidTransfer,
     Publication,
@@ -508,3 +508,55 @@ def test_many_threads_of_one_reader(shared, in_threads):
 
     in_threads(work, 8)
     shared.close("threads")
+
+
+KNOCK = """
+import os, socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+    end.connect(address)
+    try:
+        end.send(b'{"wait": false, "version": null, "floor": null}')
+        said = end.recv(1000)
+    except ConnectionError:
+        said = b""
+open("said", "wb").write(said)
+"""
+POSE = """
+import socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+    end.bind(address)
+    end.listen()
+    open("listens", "w")
+    with end.accept()[0] as reader:
+        open("heard", "wb").write(reader.recv(1000))
+"""
+
+
+def test_code_in_a_sandbox_neither_reads_nor_poses_as_a_publication(publication, caplog):
+    """PBL-1: whoever has the memory can write to it, although its descriptor is for reading."""
+    publication.next()
+    with Sandboxes(network=True, ready=1) as boxes, boxes.take(timeout=60) as box:
+        if Isolation.PROCESSES not in box.isolation:
+            pytest.skip("this system cannot isolate processes")
+        box.call(exec, KNOCK, {"address": address_of(publication.name)}, timeout=60)
+        assert (box.folder / "said").read_bytes() == b""
+        assert caplog.text.count(f"refused a reader of publication {publication.name}") == 1
+        without_leases(publication)
+
+        reader = publication.reader()
+        publication.close()
+        posing = threading.Thread(
+            target=box.call,
+            args=(exec, POSE, {"address": address_of(publication.name)}),
+            kwargs={"timeout": 60},
+        )
+        posing.start()
+        until = time.monotonic() + 60
+        while not (box.folder / "listens").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with pytest.raises(PublicationGone, match=r"another process has its name: .* such as a sandbox's"):
+            reader.use(timeout=60)
+        posing.join()
+        # That it was connected to is all that it learns.
+        assert b"wait" not in (box.folder / "heard").read_bytes()

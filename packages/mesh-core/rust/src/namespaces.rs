@@ -48,7 +48,7 @@ pub(crate) fn leave_keyring() -> PyResult<()> {
 }
 
 /// Has the kernel refuse sockets that a network namespace does not keep apart, such as those to the host of a virtual machine, and
-/// changes of the first process of a namespace of processes, such as of its priority.
+/// changes of the first process of a namespace of processes, such as of its priority; in any case keys and new user namespaces.
 #[pyfunction]
 pub(crate) fn filter_calls(sockets: bool, first_process: bool) -> PyResult<()> {
     Ok(mesh_runtime::filter_calls(sockets, first_process)?)

@@ -9,12 +9,15 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from core_processes import Watch
+from core_sandboxes import wait_until
 
 from mesh_core import Actor, PortForwarder, ProcMesh, ValueMesh, current_rank, endpoint, this_host, this_proc
+from mesh_core._blocks.forwarding import MOST
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -223,3 +226,27 @@ def test_meshes_must_fit(procs: ProcMesh, ports: Any, services: Any) -> None:
         ports.forward.call_one(procs, 6006, procs.slice(gpus=0)).get(timeout=SOON)
     with pytest.raises(TypeError, match="pass the processes on which the actors were spawned"):
         ports.forward.call_one(services, 6006).get(timeout=SOON)
+
+
+def test_however_many_connect_a_port_takes_so_many_descriptors(
+    procs: ProcMesh, services: Any, ports: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FWD-1: every user of the machine can connect."""
+    address = forwarded(ports, procs, services).values()[0]
+    clients = [connect(address) for _ in range(MOST)]
+    assert {read(each, 2) for each in clients} == {b"0:"}
+    with caplog.at_level(logging.WARNING, "mesh"):
+        for _ in range(2):
+            with connect(address) as one_more, suppress(ConnectionResetError):
+                assert read(one_more, 2) == b""
+    assert caplog.text.count("which is the limit: further ones are closed") == 1
+    clients.pop().close()
+
+    def admitted() -> bool:
+        with connect(address) as again, suppress(ConnectionResetError):
+            return read(again, 2) == b"0:"
+        return False
+
+    wait_until(admitted)
+    for each in clients:
+        each.close()

@@ -34,6 +34,7 @@ from mesh_core import (
     SerializationError,
     ToolLimit,
 )
+from mesh_core._blocks.sandboxes.box import Keeper, Limits
 from mesh_core._blocks.sandboxes.memory import Memory
 from mesh_core._common.peers import require_same_namespaces
 
@@ -191,6 +192,23 @@ def test_memory_that_can_be_shared_is_limited(boxes: Sandboxes, kind: str) -> No
     assert caught.value.limit == "memory"
 
 
+@pytest.mark.parametrize("kind", ["segments", "messages", "semaphores", "tables"])
+def test_memory_that_no_process_has_is_limited(boxes: Sandboxes, kind: str) -> None:
+    """BXM-1: `memory=` is 128 MiB."""
+    needs(boxes, Isolation.IPC)
+    with boxes.take(SOON) as box, pytest.raises(SandboxDied, match="exceeded its limit memory=") as caught:
+        box.call(inside.fill_kernel, kind, 150, timeout=SOON)
+    assert caught.value.limit == "memory"
+
+
+def test_files_without_content_are_limited(boxes: Sandboxes) -> None:
+    """They need memory as well."""
+    needs(boxes, Isolation.FILES)
+    with boxes.take(SOON) as box:
+        for folder in ("/tmp", "/dev/shm"):
+            assert box.call(eval, f"__import__('os').statvfs({folder!r}).f_files") == (128 << 20) // 4096
+
+
 def test_memory_that_is_shared_counts_once() -> None:
     """BXM-1: mapped by several processes, open in several, and both."""
     source = (
@@ -204,7 +222,7 @@ def test_memory_that_is_shared_counts_once() -> None:
         "os.write(1, b'%d\\n' % os.getpid())\n"
         "os.read(0, 1)\n"
     )
-    memory = Memory()
+    memory = Memory(system_v=False)
     with subprocess.Popen(
         [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as program:
@@ -214,6 +232,30 @@ def test_memory_that_is_shared_counts_once() -> None:
         assert memory.exceeds(pids, private + (23 << 20))
         assert not memory.exceeds(pids, private + (25 << 20))
         program.communicate()
+
+
+def test_a_process_that_ends_hides_nothing() -> None:
+    """Only root may look at one that has no memory any more and was not waited for."""
+
+    def exceeds() -> bool:
+        if os.geteuid() == 0:
+            os.setuid(54321)
+        ending = os.fork()
+        if ending == 0:
+            os._exit(0)
+        os.waitid(os.P_PID, ending, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(PermissionError):
+            list(Path(f"/proc/{ending}/fd").iterdir())
+        return Memory(system_v=False).exceeds([ending], 1 << 40)
+
+    child = os.fork()
+    if child == 0:
+        status = 2
+        try:
+            status = int(exceeds())
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_timeout_ends_the_box(box: Sandbox) -> None:
@@ -250,17 +292,22 @@ def test_sockets_and_keys_of_other_processes_are_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the code comes from the folder that they are in, and where they are made later."""
-    (tmp_path / "run").mkdir()
-    for name in ("code.py", "run/bus"):
+    # Jobs of scripts that have other variables.
+    others = ("state/mesh/jobs", "home/.local/state/mesh/jobs")
+    for name in ("run", *others):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("code.py", "run/bus", *(f"{each}/train" for each in others)):
         (tmp_path / name).touch()
     monkeypatch.syspath_prepend(str(tmp_path))  # type: ignore[no-untyped-call]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("MESH_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with Sandboxes(network=None) as boxes, boxes.take(timeout=SOON) as box:
         needs(boxes, Isolation.FILES)
         (tmp_path / "jobs" / "train").mkdir()
         assert "code.py" in box.call(os.listdir, str(tmp_path))
-        for name in ("jobs", "run"):
+        for name in ("jobs", "run", *others):
             assert box.call(os.listdir, str(tmp_path / name)) == []
             with pytest.raises(OSError, match="Read-only"):
                 box.call(os.mkdir, str(tmp_path / name / "mine"))
@@ -316,6 +363,38 @@ def test_keys_of_the_session_stay_outside() -> None:
     assert said == repr([(b"secret", True), (b"", False), (b"", False)])
 
 
+def keys_of_the_user(name: str) -> list[str]:
+    """What keys of this name hold, if those of the user can be had by the number that /proc shows."""
+    import ctypes
+
+    syscall, found = ctypes.CDLL(None, use_errno=True).syscall, []
+    rows = [line.split() for line in Path("/proc/keys").read_text().splitlines()]
+    for row in rows:
+        if row[7] == "keyring" and row[8].startswith("_uid"):
+            syscall(KEYCTL_NUMBER, 8, int(row[0], 16), -1)  # into the thread's own
+    for row in rows:
+        data = ctypes.create_string_buffer(64)
+        if row[8] == f"{name}:" and syscall(KEYCTL_NUMBER, 11, int(row[0], 16), data, 64) > 0:
+            found.append(data.value.decode())
+    return found
+
+
+@pytest.mark.skipif(not ADD_KEY, reason="the numbers of these system calls are not known here")
+def test_keys_of_the_user_stay_outside() -> None:
+    """Whoever knows the number of a key may do with it what its user may, in every namespace."""
+    name = f"mesh-test-{os.getpid()}"
+    key = KEYCTL(ADD_KEY, b"user", name.encode(), b"secret", 6, -4)
+    if key < 0:
+        pytest.skip("this system forbids keys")
+    try:
+        with ThreadPoolExecutor(1) as aside:  # its thread has keys of its own
+            assert aside.submit(keys_of_the_user, name).result(SOON) == ["secret"]
+        with Sandboxes(isolate=True, network=False) as boxes, boxes.take(SOON) as box:
+            assert box.call(keys_of_the_user, name) == []
+    finally:
+        KEYCTL(KEYCTL_NUMBER, 9, key, -4)
+
+
 def test_paths_may_be_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory, from which code is imported, and the folder that boxes get a copy of."""
     folder = os.fsencode(tmp_path) + b"/o\xff"
@@ -356,6 +435,41 @@ def test_what_enforces_the_limits_cannot_be_weakened(boxes: Sandboxes) -> None:
     needs(boxes, Isolation.PROCESSES)
     with boxes.take(SOON) as box:
         assert box.call(inside.weakening_the_first) == [errno.EPERM] * 5 + [0] * 5
+        assert box.call(inside.weakening_all_of_the_user) == [errno.EPERM] * 2
+
+
+def test_what_enforces_the_limits_is_hidden_before_anything_runs_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        dumpable = ctypes.CDLL(None).prctl
+
+        def fork() -> int:
+            os.write(theirs, b"hidden" if dumpable(3) == 0 else b"open")
+            os._exit(0)
+
+        try:
+            monkeypatch.setattr(os, "fork", fork)
+            limits = Limits(memory=None, pids=None, cpu=None, file_size=None)
+            end, other = socket.socketpair()
+            Keeper(end, limits, Isolation.PROCESSES).run(other, ".")
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    with os.fdopen(ours) as said:
+        assert said.read() == "hidden"
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("how", ["unshare", "clone", "clone3"])
+def test_a_box_gets_no_privileges_by_a_user_namespace(boxes: Sandboxes, how: str) -> None:
+    """It could make further namespaces with these, in which its memory would not be counted."""
+    with boxes.take(SOON) as box:
+        if not box.isolation:
+            pytest.skip("nothing was requested")
+        assert box.call(inside.new_user_namespace, how) == (errno.ENOSYS if how == "clone3" else errno.EPERM)
 
 
 def test_no_network(boxes: Sandboxes) -> None:

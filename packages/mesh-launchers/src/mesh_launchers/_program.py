@@ -9,7 +9,8 @@ HST-4: what it has to say is JSON on its standard output, in short lines that be
 HST-5: SIGTERM is for who takes the host away: where there is a grace, it goes on to the agent, once, and nothing is ended before the grace is over.
 Whoever wants the host to end says SIGINT to the agent.
 HST-7: where it is to outlive the connection that has started it, that connection may be lost, and another one may take the host up again, until it has
-been silent for too long. It ends at once when it is told to, and when whoever has started it has gone while the connection still stands.
+been silent for too long. It ends at once when it is told to, and when whoever has started it has gone while the connection still stands. Each end asks
+the kernel who the other is: code in a sandbox has the same user, and where the folder has been removed anybody may make one of that name.
 HST-8: what a host's command has started beside the host, such as a helper of a prologue, ends with it, and delays neither its end nor the news of it.
 HST-6: a host that connects to the script connects to a visitor by a second agent, which serves that visitor alone. It ends with the visit, and at
 the latest with the host.
@@ -310,7 +311,12 @@ class Door:
                 self._line.close()
                 self._line = None
         if self._listener is not None and self._listener.fileno() in ready:
-            self._take(self._listener.accept()[0])
+            line = self._listener.accept()[0]
+            if why := refused(line):
+                line.close()
+                sys.stderr.write(f"refused a connection to this host: {why}\n")
+                return said
+            self._take(line)
             # They may have been on their way when the connection was lost.
             self.write(self._first_words)
             said = b""
@@ -673,6 +679,17 @@ def hear_once() -> None:
     signal.signal(signal.SIGTERM, once)
 
 
+def refused(line: socket.socket) -> str:
+    """Return why the process at the other end is not to be talked to; empty if it is."""
+    from mesh_core.extensions import require_same_namespaces
+
+    try:
+        require_same_namespaces(line)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def relay(line: socket.socket) -> None:
     """Pass on what a host and whoever has started it say to each other, until either has gone (HST-7)."""
     sources = [line.fileno(), 0]
@@ -705,15 +722,17 @@ def is_lost(output: int) -> bool:
 
 def resume(path: str, number: int) -> int:
     """Take a host up again after a lost connection."""
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        line.connect(path)
-    except OSError:
-        why = "its agent has ended while the connection to it was lost"
-        sys.stdout.write(f"{number}:={json.dumps({'failed': why, 'over': 1})}\n")
-        return 1
-    relay(line)
-    return 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        try:
+            line.connect(path)
+            why = refused(line)
+        except OSError:
+            why = "its agent has ended while the connection to it was lost"
+        if not why:
+            relay(line)
+            return 0
+    sys.stdout.write(f"{number}:={json.dumps({'failed': why, 'over': 1})}\n")
+    return 1
 
 
 def linger() -> Door | int:

@@ -4,6 +4,8 @@ A :class:`_Exit` lives in each process whose port is forwarded, and connects to 
 the forwarded port can be reached, and listens. One streamed call carries one connection: its items are what the service
 sends, after a port for what the client sends. So the end of either process, a client that hangs up, and ``mailbox_budget``
 work here as in any other call, and what travels between hosts is encrypted like any other message.
+
+FWD-1: however many connect to a forwarded port, they take so many descriptors here and in the process whose port it is, and no more.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _PIECE = 64 * 1024
+MOST = 128
+"""How many connections to one forwarded port are carried at once."""
 _END = b""
 """What ends one direction of a connection, as a read of its socket does."""
 
@@ -71,7 +75,8 @@ class PortForwarder(Actor):
         """Make a port of each process of ``dst_proc_mesh`` reachable; return the addresses where, as ``"host:port"``.
 
         Connections to such an address arrive at ``127.0.0.1:dst_port`` on the host of the process at the same place. Everybody
-        who can connect to the address can reach the service: at ``127.0.0.1``, all users of that machine. When a process has
+        who can connect to the address can reach the service: at ``127.0.0.1``, all users of that machine. At most 128 connections
+        to a port are carried at once; further ones are closed. When a process has
         died, its connections are reset, as are later ones until its port is forwarded again.
 
         Args:
@@ -182,16 +187,29 @@ class _Entrance(Actor):
         return await self._listen(exit_, place, address)
 
     async def _listen(self, exit_: Any, place: Point, address: str | Callable[[Point], str]) -> str:
+        carried: set[asyncio.Task[None]] = set()
+        is_full = False
+
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal is_full
             task = asyncio.current_task()
             assert task is not None
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-            if self._is_over:
-                # Accepted while this actor was stopped.
+            was_full, is_full = is_full, len(carried) >= MOST
+            if is_full and not was_full:
+                logging.getLogger("mesh").warning(
+                    "a forwarded port has %d connections, which is the limit: further ones are closed", MOST
+                )
+            # Or accepted while this actor was stopped.
+            if is_full or self._is_over:
                 _reset(writer)
                 await _close(writer)
-            else:
+                return
+            carried.add(task)
+            task.add_done_callback(carried.discard)
+            # asyncio takes a handler that was cancelled for one that has failed.
+            with contextlib.suppress(asyncio.CancelledError):
                 await _carry(exit_, reader, writer)
 
         host, port = _parse(address(place) if callable(address) else address)
@@ -234,10 +252,15 @@ async def _carry(exit_: Any, reader: asyncio.StreamReader, writer: asyncio.Strea
                 "a connection to a forwarded port is closed: %s", str(error).partition("\n")[0]
             )
     finally:
+        # All at once: this may be cancelled while it waits below.
+        if reading is not None:
+            reading.cancel()
+        if is_whole:
+            writer.close()
+        else:
+            _reset(writer)
         if reading is not None:
             await _cancel(reading)
-        if not is_whole:
-            _reset(writer)
         await _close(writer)
 
 

@@ -217,10 +217,16 @@ def _belongs_to(folder: str, user: int) -> bool:
 
 def jobs_folder() -> str:
     """Return the folder in which the jobs of this user are found by their names, and which may not exist yet."""
-    if given := os.environ.get("MESH_JOBS"):
-        return os.path.abspath(given)  # noqa: PTH100 - as above
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - as above
-    return f"{state}/mesh/jobs"
+    return jobs_folders()[0]
+
+
+def jobs_folders() -> list[str]:
+    """Return it, and those in which other scripts of this user, with other variables, have theirs."""
+    given, state = os.environ.get("MESH_JOBS"), os.environ.get("XDG_STATE_HOME")
+    usual = os.path.expanduser("~/.local/state")  # noqa: PTH111 - pathlib takes long to import, and this is read at every exit
+    # As everywhere in this file.
+    first = [os.path.abspath(given)] if given else []  # noqa: PTH100
+    return [*first, *(f"{each}/mesh/jobs" for each in (state, usual) if each)]
 
 
 def temporary_folder() -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mesh_core.extensions import require_same_namespaces
 from mesh_rdma._buffer import RDMABuffer, _of_bytes
 from mesh_rdma._errors import (
     BufferGone,
@@ -27,7 +28,7 @@ from mesh_rdma._here import close_in_forks
 from mesh_rdma._publication._layout import Layout, Parts, Piece
 from mesh_rdma._publication._load import Load
 from mesh_rdma._publication._weights import Weights
-from mesh_rdma._publication._wire import MOST_DESCRIPTORS, address_of, open_socket, peer_of, receive, send
+from mesh_rdma._publication._wire import MOST_DESCRIPTORS, address_of, open_socket, receive, send
 
 _TIMEVAL = struct.Struct("ll")
 _MOMENT_S = 0.001
@@ -303,9 +304,12 @@ class PublicationReader:
                 if (source.boot, source.network) != place():
                     why = f"this host, {socket.gethostname()}, has no copy of it (give hosts= to the Publication), or {why}"
                 raise PublicationGone(f"{source} is not there: {why} ({error.strerror})") from None
-            _, uid = peer_of(connection)
-            if uid not in {os.getuid(), 0}:
-                raise PublicationGone(f"{source} is not there: its name is used by user {uid}")
+            try:
+                require_same_namespaces(connection)
+            except OSError as error:
+                raise PublicationGone(
+                    f"{source} is not there: another process has its name: {error}"
+                ) from None
         except BaseException:
             connection.close()
             raise

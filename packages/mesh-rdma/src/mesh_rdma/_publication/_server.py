@@ -1,4 +1,8 @@
-"""The owner's side: a thread that gives leases to readers, and takes them back when their connections end."""
+"""The owner's side: a thread that gives leases to readers, and takes them back when their connections end.
+
+PBL-1: a reader runs where the owner does, in the same user and process namespaces: nothing prevents it from writing to the memory that it is lent. Code in
+a sandbox has the same user, and finds publications by their names if it has the network. Neither can it be the owner of one that others read.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from mesh_core.extensions import require_same_namespaces
 from mesh_rdma._buffer import RDMABuffer, handle_of
 from mesh_rdma._errors import InvalidTransfer, RDMAError, RDMATimeout
 from mesh_rdma._here import close_in_forks, engine
@@ -104,6 +109,7 @@ class Server:
         self._listeners: list[Callable[[], object]] = []
         """Callers that wait for room for another version."""
         self._closed = False
+        self._has_refused = False
         self._descriptor = _sealed(layout.encode())
         self._listener = self._listen()
         self._selector = selectors.DefaultSelector()
@@ -334,10 +340,17 @@ class Server:
         except OSError as error:
             # No descriptors left: those of readers come back.
             return error.errno == errno.ECONNABORTED
-        pid, uid = peer_of(connection)
-        if uid not in {os.getuid(), 0}:
+        try:
+            require_same_namespaces(connection)
+        except OSError as error:
             connection.close()
+            if not self._has_refused:
+                self._has_refused = True
+                logging.getLogger("mesh_rdma").warning(
+                    "refused a reader of publication %s, and will say no more of others: %s", self.name, error
+                )
             return True
+        pid, _ = peer_of(connection)
         close_in_forks(connection)
         connection.setblocking(False)
         with self._lock:

@@ -52,6 +52,7 @@ class Keeper:
         self._told = told
         self._limits = limits
         self._alone = Isolation.PROCESSES in isolation
+        self._own_objects = Isolation.IPC in isolation
         self._output = b""
         self._limit = ""
         # Its pid as /proc has it, which may be that of another namespace.
@@ -63,15 +64,18 @@ class Keeper:
             adopt_orphans()
         output, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         me = os.getpid()
-        self._memory = Memory()
+        self._memory = Memory(system_v=self._own_objects)
+        # Before there is anybody who could: the other processes of the box have the same user.
+        with suppress(OSError):
+            let_look(False)
         worker = os.fork()
         if worker == 0:
             os.close(output)
+            with suppress(OSError):
+                let_look(True)
             work(connection, self._told, folder, written, self._limits, keeper=me)
         connection.close()
         os.close(written)
-        with suppress(OSError):
-            let_look(False)
         ended = os.pidfd_open(worker)
         status = self._keep(worker, ended, output)
         self._finish(worker, status, output)

@@ -36,6 +36,7 @@ _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "f
 # Folders that are replaced by empty ones.
 _REPLACED = ("/tmp", "/dev")
 _LEAST_PIDS = 301  # the kernel takes no lower limit
+_PER_FILE, _LEAST_FILES = 4096, 1024
 
 
 class Isolation(Flag):
@@ -141,12 +142,16 @@ class Seclusion:
             # Root of the machine can write to some of these files without privileges.
             change_mount("/proc", _RDONLY, 0, False)
         give_up_privileges()
-        sockets, first_process = Isolation.NETWORK in kinds, Isolation.PROCESSES in kinds
-        if sockets or first_process:
-            filter_calls(sockets, first_process)
+        if kinds:
+            filter_calls(Isolation.NETWORK in kinds, Isolation.PROCESSES in kinds)
 
     def _arrange(self, folder: str) -> None:
-        size = "" if self._size is None else f",size={self._size}"
+        # Empty files need memory as well.
+        size = (
+            ""
+            if self._size is None
+            else f",size={self._size},nr_inodes={max(_LEAST_FILES, self._size // _PER_FILE)}"
+        )
         held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in [*self._keep, folder]}
         devices = {
             name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)

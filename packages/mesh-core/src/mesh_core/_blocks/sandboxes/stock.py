@@ -21,7 +21,7 @@ from typing import Any
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxError
-from mesh_core._common.private_folders import jobs_folder, runtime_folders
+from mesh_core._common.private_folders import jobs_folders, runtime_folders
 from mesh_core._system import process_marks
 from mesh_core._system.interpreter import code_words, interpreter_words
 from mesh_core._system.process_marks import Hunt
@@ -431,7 +431,7 @@ def folders_to_hide() -> list[str]:
 
     The folder of jobs is made if it does not exist: a box must not see one that is made later.
     """
-    jobs = jobs_folder()
+    jobs = jobs_folders()
     with suppress(OSError):  # such as a home that cannot be written to, in which there will be no jobs either
-        os.makedirs(jobs, 0o700, exist_ok=True)  # noqa: PTH103 - pathlib takes long to import
-    return list(dict.fromkeys(os.path.realpath(each) for each in (jobs, *runtime_folders())))
+        os.makedirs(jobs[0], 0o700, exist_ok=True)  # noqa: PTH103 - pathlib takes long to import
+    return list(dict.fromkeys(os.path.realpath(each) for each in (*jobs, *runtime_folders())))
