@@ -243,9 +243,13 @@ def main() -> None:
     parser.add_argument("--freed", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    models = [tuple(map(int, each.split("x"))) for each in asked.models.split(",")]
+    models = []
+    for each in asked.models.split(","):
+        layers, width = map(int, each.split("x"))
+        models.append((layers, width))
     if asked.as_rank is not None:
-        as_rank(*models[0], asked.as_rank, steps=asked.steps, is_freed=asked.freed)
+        layers, width = models[0]
+        as_rank(layers, width, asked.as_rank, steps=asked.steps, is_freed=asked.freed)
         return
     found: dict[str, Any] = {"torch": torch.__version__, "length": LENGTH, "load before": os.getloadavg()[0]}
     for layers, width in models:
@@ -253,9 +257,9 @@ def main() -> None:
         for _ in range(asked.rounds):
             for name in asked.kinds.split(","):
                 work, how = KINDS[name]
-                rounds.setdefault(name, []).append(
-                    work(layers, width, steps=asked.steps, is_plain=asked.plain, **how)
-                )
+                one = work(layers, width, steps=asked.steps, is_plain=asked.plain, **how)
+                print(f"{layers} blocks of width {width}, {name}, once: {one}", flush=True)
+                rounds.setdefault(name, []).append(one)
         for name, figures in rounds.items():
             middle = {what: statistics.median(each[what] for each in figures) for what in figures[0]}
             other = "FSDP2-freed" if KINDS[name][1]["is_freed"] else "FSDP2"
