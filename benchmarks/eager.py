@@ -80,10 +80,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A small one."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int = LAYERS) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
         self.norm = Norm(width)
         self.head = nn.Linear(width, WORDS, bias=False)
 

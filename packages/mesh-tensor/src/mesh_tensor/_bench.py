@@ -1,5 +1,8 @@
 """A process's part of the work of one controller: its tensors, and the instructions that it knows.
 
+FRE-1: a tensor is freed where the script has freed it: before the next instruction that it issues, and in a step that is carried out again after its last
+use. So a process needs memory for what the script has at a time, however many instructions travel together.
+
 Imported in every process of a job, and therefore without PyTorch until tensors are used.
 """
 
@@ -93,7 +96,13 @@ class Bench:
         at, end, count = 0, len(code), first
         code = code.tolist()
         while at < end:
-            template = templates[code[at]]
+            number = code[at]
+            if number < 0:
+                # So many tensors are no longer needed.
+                begin, at = at + 1, at + 1 - number
+                self.free(code[begin:at])
+                continue
+            template = templates[number]
             refs = template.refs
             out = code[at + 1]
             first_ref = at + 2
@@ -151,12 +160,12 @@ class Bench:
         return "value", [each for each in told if each is not None]
 
     def replay(self, number: int, freed: list[int], *what: Any) -> None:
-        """Carry a program out."""
+        """Carry a program out, once what is no longer needed is gone."""
+        if freed:
+            self.free(freed)
         self.meet()
         self.programs[number].replay(*what)
         self.finish()
-        if freed:
-            self.free(freed)
 
     def know(self, number: int, what: tuple[Any, ...]) -> None:
         """Learn a template."""

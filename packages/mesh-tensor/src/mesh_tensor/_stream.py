@@ -159,6 +159,8 @@ class Stream:
         self.issued = next(tensors.firsts) << _ROOM
         self.waiting = 0
         self._code = array("q")
+        """Of each instruction the template, the number of the first result, and those of the tensors; before some, how many tensors are freed, as a negative
+        number, and theirs."""
         self._scalars: list[Any] = []
         self._replays: list[tuple[Any, ...]] = []
         """Those that wait (STM-5), and what goes from and to other streams (STM-7), each a message. They come before single instructions."""
@@ -311,6 +313,11 @@ class Stream:
             )
         if self._replays and self._replays[-1][0] != _HANDED:
             self.flush()
+        if self.freed:
+            # Here, and not at the end of the batch, so that no process has more memory in use than the script.
+            freed, self.freed = self.freed, []
+            self._code.append(-len(freed))
+            self._code.extend(freed)
         if len(tensors) == 2:
             first, second = tensors
             self._code.extend((template, out, first.ref.number, second.ref.number))

@@ -85,6 +85,12 @@ class Timing:
         numbers = iter(scalars)
         at, count = 0, first
         while at < len(code):
+            if code[at] < 0:
+                # Tensors that are freed.
+                end = at + 1 - code[at]
+                self.bench.run(count, code[at:end], [], [])
+                at = end
+                continue
             template = self.bench.templates[code[at]]
             end = at + 2 + template.refs
             begun = time.time_ns()

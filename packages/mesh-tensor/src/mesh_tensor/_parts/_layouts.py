@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from mesh_tensor._descriptors import strides_of
 from mesh_tensor._torch._dtensor import DTensorSpec, TensorMeta, compute_local_shape_and_global_offset
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.tensor.placement_types import Placement
 
 _LAYOUTS = 1 << 14
@@ -25,17 +25,25 @@ def in_order(meta: Any) -> TensorMeta:
 class Layout:
     """A layout on a mesh, told apart by identity."""
 
-    __slots__ = ("shape", "spec")
+    __slots__ = ("_nothing", "shape", "spec")
 
     def __init__(self, spec: DTensorSpec, shape: tuple[int, ...]) -> None:
         self.spec = spec
         self.shape = shape
         """Of this process's part."""
+        self._nothing: torch.Tensor | None = None
 
     def join(self, local: torch.Tensor) -> DTensor:
         """Make a DTensor of this process's part."""
         made: DTensor = DTensor(local, self.spec, requires_grad=False)
         return made
+
+    def join_later(self, device: torch.device) -> DTensor:
+        """Make a DTensor of a part that is still to come: until then its local tensor has that form, and no memory of its own."""
+        if self._nothing is None:
+            one = torch.zeros((), dtype=self.spec.tensor_meta.dtype, device=device)  # type: ignore[union-attr]  # it has one
+            self._nothing = one.expand(self.shape)
+        return self.join(self._nothing)
 
 
 class Layouts:

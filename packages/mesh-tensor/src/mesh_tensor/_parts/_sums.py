@@ -8,6 +8,7 @@ a tensor whose sum is still to come.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,20 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 4 << 20
 """A bucket of this size is sent without waiting for more."""
+UNDER_WAY_BYTES = 64 << 20
+"""The most bytes of summands that are under way, if each process gets only its part of the sum: no more than that is in memory besides the parts."""
 _MOVED = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 _DETACH = torch.ops.aten.detach.default
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Summand:
     """A sum that is still to come."""
 
-    local: torch.Tensor
-    """This process's summand."""
+    local: torch.Tensor | None
+    """This process's summand, until it is sent."""
+    shape: torch.Size
+    """Of that."""
     layout: Layout
     """Of the sum."""
     split: int | None
@@ -50,7 +55,7 @@ class Summand:
     """Why it will not be there."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Bucket:
     """Sums over one dimension of the mesh, of numbers of one kind; all of them, or parts."""
 
@@ -68,7 +73,7 @@ class Sums:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._open: dict[tuple[int, bool, torch.dtype], _Bucket] = {}
-        self._under_way: list[_Bucket] = []
+        self._under_way: deque[_Bucket] = deque()
         self._pending: dict[int, Summand] = {}
         """By the identity of their results."""
         self.any = False
@@ -86,7 +91,7 @@ class Sums:
     def postpone(self, local: torch.Tensor, layout: Layout, dim: int, split: int | None) -> Summand:
         """Have this process's summand summed up along a dimension of the mesh, later."""
         worker = self._worker
-        summand = Summand(local, layout, split, worker.bench.instruction())
+        summand = Summand(local, local.shape, layout, split, worker.bench.instruction())
         key = dim, split is not None, local.dtype
         bucket = self._open.setdefault(key, _Bucket(dim, split is not None))
         bucket.summands.append(summand)
@@ -101,13 +106,15 @@ class Sums:
 
     def shown(self, summand: Summand) -> DTensor:
         """Return the tensor that is, or will be, the sum."""
-        total = summand.total
-        result = summand.layout.join(summand.local if total is None else total)
+        if summand.total is not None:
+            return summand.layout.join(summand.total)
         if summand.failed is not None:
+            result: DTensor = self._worker.zeros(summand.layout.spec)
             result._mesh_failed = summand.failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
-        elif total is None:
-            summand.results.append(result)
-            self._pending[id(result)] = summand
+            return result
+        result = summand.layout.join_later(self._worker.device)
+        summand.results.append(result)
+        self._pending[id(result)] = summand
         return result
 
     def arrived(self, summand: Summand) -> torch.Tensor | None:
@@ -138,25 +145,35 @@ class Sums:
     def finish(self) -> None:
         """Wait for all sums."""
         self._send_all()
-        buckets, self._under_way = self._under_way, []
-        for bucket in buckets:
-            flat = bucket.flat
-            assert flat is not None
-            try:
-                torch.ops._c10d_functional.wait_tensor.default(flat)  # noqa: SLF001 - its public name
-            except Exception as error:  # noqa: BLE001 - kept, for whoever asks
-                self._fail(bucket, error)
-                continue
-            at = 0
-            for summand in bucket.summands:
-                total, at = self._taken(bucket, flat, at, summand)
-                summand.total = total
-                for each in summand.results:
-                    each._local_tensor = total  # noqa: SLF001 - nobody has read it
+        while self._under_way:
+            self._complete(self._under_way.popleft())
         self._pending.clear()
         if self.any:
             self.any = False
             self._worker.bench.unfinished.remove(self)
+
+    def _complete(self, bucket: _Bucket) -> None:
+        """Wait for the sums of a bucket."""
+        flat = bucket.flat
+        assert flat is not None
+        try:
+            torch.ops._c10d_functional.wait_tensor.default(flat)  # noqa: SLF001 - its public name
+        except Exception as error:  # noqa: BLE001 - kept, for whoever asks
+            self._fail(bucket, error)
+            return
+        at = 0
+        for summand in bucket.summands:
+            total, at = self._taken(bucket, flat, at, summand)
+            summand.total = total
+            for each in self._those_of(summand):
+                each._local_tensor = total  # noqa: SLF001 - nobody has read it
+
+    def _those_of(self, summand: Summand) -> list[DTensor]:
+        """Return the tensors that have waited for a sum. They do no longer."""
+        results, summand.results = summand.results, []
+        for each in results:
+            self._pending.pop(id(each), None)
+        return results
 
     def _alias(self, tensor: DTensor, summand: Summand) -> DTensor:
         result = self.shown(summand)
@@ -184,9 +201,9 @@ class Sums:
     ) -> tuple[torch.Tensor, int]:
         """Return a sum, or this process's part of it, and where the next one begins."""
         if summand.split is None:
-            end = at + summand.local.numel()
-            return flat[at:end].view(summand.local.shape), end
-        shape, dim = list(summand.local.shape), summand.split
+            end = at + summand.shape.numel()
+            return flat[at:end].view(summand.shape), end
+        shape, dim = list(summand.shape), summand.split
         shape[dim] = -(-shape[dim] // self._worker.mesh.shape[bucket.dim])
         end = at + math.prod(shape)
         part = flat[at:end].view(shape)
@@ -195,27 +212,56 @@ class Sums:
 
     def _send(self, bucket: _Bucket) -> None:
         worker = self._worker
+        if bucket.splits:
+            self._make_room(bucket.nbytes)
         name = worker.mesh._dim_group_names[bucket.dim]  # noqa: SLF001 - as it was made
         try:
+            whole = self._taken_together(bucket)
             if bucket.splits:
-                count = worker.mesh.shape[bucket.dim]
-                parts = [pieces(each.local, each.split or 0, count) for each in bucket.summands]
-                whole = torch.cat([each[place].reshape(-1) for place in range(count) for each in parts])
                 scatter = torch.ops._c10d_functional.reduce_scatter_tensor.default  # noqa: SLF001 - its public name
-                bucket.flat = scatter(whole, "sum", count, name)
+                bucket.flat = scatter(whole, "sum", worker.mesh.shape[bucket.dim], name)
             else:
-                flat = bucket.flat = torch.cat([each.local.reshape(-1) for each in bucket.summands])
-                torch.ops._c10d_functional.all_reduce_.default(flat, "sum", name)  # noqa: SLF001 - its public name
+                bucket.flat = whole
+                torch.ops._c10d_functional.all_reduce_.default(whole, "sum", name)  # noqa: SLF001 - its public name
         except Exception as error:  # noqa: BLE001 - kept, for whoever asks
             self._fail(bucket, error)
         else:
             self._under_way.append(bucket)
 
+    def _make_room(self, nbytes: int) -> None:
+        """Wait for the earliest sums under way until so many bytes may be sent."""
+        splitting = [each for each in self._under_way if each.splits]
+        nbytes += sum(each.nbytes for each in splitting)
+        for each in splitting:
+            if nbytes <= UNDER_WAY_BYTES:
+                break
+            self._under_way.remove(each)
+            self._complete(each)
+            nbytes -= each.nbytes
+
+    def _taken_together(self, bucket: _Bucket) -> torch.Tensor:
+        """Return the summands of a bucket as one tensor, and keep no other."""
+        locals_: list[torch.Tensor] = []
+        for each in bucket.summands:
+            assert each.local is not None, "it was not sent yet"
+            locals_.append(each.local)
+            each.local = None
+        if not bucket.splits:
+            return torch.cat([each.reshape(-1) for each in locals_])
+        count = self._worker.mesh.shape[bucket.dim]
+        parts = [
+            pieces(local, each.split or 0, count)
+            for local, each in zip(locals_, bucket.summands, strict=True)
+        ]
+        return torch.cat([each[place].reshape(-1) for place in range(count) for each in parts])
+
     def _fail(self, bucket: _Bucket, error: Exception) -> None:
         self._worker.failures = True
         for summand in bucket.summands:
+            summand.local = None
             failed = summand.failed = Failed(summand.where, "the sum of a gradient", error)
-            for each in summand.results:
+            for each in self._those_of(summand):
+                each._local_tensor = self._worker.zeros(each._spec)._local_tensor  # noqa: SLF001 - nobody has read it
                 each._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
 
 

@@ -59,7 +59,6 @@ class Replayed:
     def __init__(self, bench: Bench, number: int, what: Definition) -> None:
         self._bench = bench
         self._number = number
-        self._code = what.code
         self._scalars = what.scalars
         self._holes = what.holes
         self._inputs = what.inputs
@@ -68,7 +67,12 @@ class Replayed:
         self._results = what.results
         self._kept = what.kept
         self._spent = what.spent
+        self._remade = [ref for ref in what.kept if ref not in {*what.inputs, *what.captured}]
+        """What stays from the replay before, and has to make room: it is made anew, and not used until then."""
         self._steps = list(_steps(bench.templates, what.code))
+        self._code, self._begins = _with_endings(
+            what.code, self._steps, {*what.inputs, *what.captured, *what.results, *what.kept}
+        )
         self._function: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None
         self._lines: list[int | Any] = []
         """What each line of the function carries out: a step, or a region of them."""
@@ -86,6 +90,8 @@ class Replayed:
 
     def replay(self, count: int, inputs: list[int], made: list[int], numbers: list[Any]) -> None:
         """Do all of it, with these tensors, and give these numbers to the results."""
+        for ref in self._remade:
+            self._bench.env.pop(ref, None)
         if self._known is not None:
             self._replay_parts(self._known, count, inputs, made, numbers)
             return
@@ -207,7 +213,7 @@ class Replayed:
                 template, out, refs = self._steps[at]
                 bench.fail(template, out, refs, at, error)
                 at += 1
-            bench.run(at, self._code[self._offset(at) :], scalars[self._used(at) :], [])
+            bench.run(at, self._code[self._begins[at] :], scalars[self._used(at) :], [])
         finally:
             bench.replaying = None
         for name, ref in zip(self._results, made, strict=True):
@@ -235,11 +241,31 @@ class Replayed:
         self._bench.env.update(dict.fromkeys([*region.results, *region.written()], failed))
         return region.end, None
 
-    def _offset(self, at: int) -> int:
-        return sum(2 + template.refs for template, _, _ in self._steps[:at])
-
     def _used(self, at: int) -> int:
         return sum(count_numbers(template) for template, _, _ in self._steps[:at])
+
+
+def _with_endings(code: array[int], steps: Sequence[Step], others: set[int]) -> tuple[array[int], list[int]]:
+    """Return instructions that free each tensor after its last use, except `others`, and where each of them begins."""
+    last = {
+        ref: at
+        for at, (template, out, refs) in enumerate(steps)
+        for ref in (*range(out, out + template.out), *refs)
+    }
+    over: dict[int, list[int]] = {}
+    for ref, at in last.items():
+        if ref not in others:
+            over.setdefault(at, []).append(ref)
+    found, begins, begin = array("q"), [], 0
+    for at, (template, _, _) in enumerate(steps):
+        end = begin + 2 + template.refs
+        begins.append(len(found))
+        found.extend(code[begin:end])
+        if at in over:
+            found.append(-len(over[at]))
+            found.extend(over[at])
+        begin = end
+    return found, [*begins, len(found)]
 
 
 def _steps(templates: dict[int, Template], code: array[int]) -> Iterator[tuple[Template, int, list[int]]]:
