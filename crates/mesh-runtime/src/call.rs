@@ -57,8 +57,6 @@ pub(crate) struct State {
     lost: Option<(usize, Outcome)>,
     /// The hosts whose processes have printed something before they answered, or may have before they ended.
     printed: HostSet,
-    /// An outcome is not quiet (LOG-9).
-    loud: bool,
     /// By place: the holders of a port that was handed on.
     holders: BTreeMap<usize, Holders>,
     pub(crate) waiters: Vec<Arc<Waiter>>,
@@ -67,22 +65,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn note_printed(&mut self, index: usize, outcome: &Outcome) {
-        self.loud |= !matches!(outcome, Outcome::Replied(reply) if reply.header().is_quiet());
-        let called = self.gather.as_ref().map(Gather::target);
-        let hosts = match outcome {
-            Outcome::Replied(reply) if !reply.header().has_printed() => None,
-            // Some of those whose values are in it have printed something.
-            Outcome::Replied(reply) if is_combined(reply.header()) => called.map(Target::hosts),
-            Outcome::Replied(reply) => Some(HostSet::one(reply.header().src.host)),
-            Outcome::Lost(_) => called.and_then(|called| Some(HostSet::one(called.place(index)?.host))),
-            Outcome::Deserted(_) | Outcome::Cancelled => None,
-        };
-        if let Some(hosts) = hosts {
-            self.printed.extend_by(&hosts);
-        }
-    }
-
     /// Counts what may wake a waiter before all outcomes are there: a stream's outcomes, or a loss.
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
@@ -144,6 +126,10 @@ pub struct Call {
     pub(crate) account: OnceLock<Arc<Account>>,
     /// How many looks for lines had begun when it was complete.
     looks: AtomicU64,
+    /// An outcome is not quiet (LOG-9).
+    loud: AtomicBool,
+    /// There may be hosts in [`State::printed`].
+    printed: AtomicBool,
     waits: Waits,
     state: Mutex<State>,
 }
@@ -165,6 +151,8 @@ impl Call {
             ahead: AtomicU64::new(0),
             account: OnceLock::new(),
             looks: AtomicU64::new(u64::MAX),
+            loud: AtomicBool::new(false),
+            printed: AtomicBool::new(false),
             waits: Waits::default(),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
@@ -174,7 +162,6 @@ impl Call {
                 order: Vec::new(),
                 lost: None,
                 printed: HostSet::default(),
-                loud: false,
                 holders: BTreeMap::new(),
                 waiters: Vec::new(),
                 listeners: Vec::new(),
@@ -291,6 +278,25 @@ impl Call {
         Some((index, outcome))
     }
 
+    fn note_printed(&self, state: &mut State, index: usize, outcome: &Outcome) {
+        if !matches!(outcome, Outcome::Replied(reply) if reply.header().is_quiet()) {
+            self.loud.store(true, Ordering::SeqCst);
+        }
+        let called = state.gather.as_ref().map(Gather::target);
+        let hosts = match outcome {
+            Outcome::Replied(reply) if !reply.header().has_printed() => None,
+            // Some of those whose values are in it have printed something.
+            Outcome::Replied(reply) if is_combined(reply.header()) => called.map(Target::hosts),
+            Outcome::Replied(reply) => Some(HostSet::one(reply.header().src.host)),
+            Outcome::Lost(_) => called.and_then(|called| Some(HostSet::one(called.place(index)?.host))),
+            Outcome::Deserted(_) | Outcome::Cancelled => None,
+        };
+        if let Some(hosts) = hosts {
+            state.printed.extend_by(&hosts);
+            self.printed.store(true, Ordering::SeqCst);
+        }
+    }
+
     /// The hosts whose processes have printed something before they answered, other than `here`.
     pub(crate) fn printed(&self, here: Option<HostNo>) -> HostSet {
         let mut hosts = self.lock().printed.clone();
@@ -302,13 +308,12 @@ impl Call {
 
     /// Whether there are such hosts.
     pub(crate) fn has_printed(&self, here: Option<HostNo>) -> bool {
-        let state = self.lock();
-        state.printed.iter().any(|host| Some(host) != here)
+        self.printed.load(Ordering::SeqCst) && self.lock().printed.iter().any(|host| Some(host) != here)
     }
 
     /// Whether all its outcomes are quiet (LOG-9).
     pub(crate) fn is_quiet(&self) -> bool {
-        !self.lock().loud
+        !self.loud.load(Ordering::SeqCst)
     }
 
     /// It is complete, after so many looks for lines had begun. Comes before anybody can see that.
@@ -473,7 +478,7 @@ impl Call {
             _ => (false, false),
         };
         self.update(reactor, finish, |state| {
-            state.note_printed(index, &outcome);
+            self.note_printed(state, index, &outcome);
             if self.reduced().is_some() {
                 if matches!(&outcome, Outcome::Replied(reply) if is_failure(reply)) {
                     self.failed.store(true, Ordering::SeqCst);

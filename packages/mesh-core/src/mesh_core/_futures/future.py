@@ -82,10 +82,8 @@ class Future(Generic[R]):
 
     # Before the result is seen, what was printed before it is shown (LOG-8); only in the script.
 
-    _follows = True
-    """Whether it may be about other processes, which print."""
-
     def _is_behind(self) -> bool:
+        """Whether something that its processes have printed before is not shown yet."""
         return self._call.is_behind()
 
     def _catch_up(self, limit: float) -> list[Completion]:
@@ -152,7 +150,7 @@ class Future(Generic[R]):
             if not last:
                 raise self._not_yet(timeout)
             self._expire(None)
-        if self._follows and self._process.shows_output and self._is_behind():
+        if self._process.shows_output and self._is_behind():
             from mesh_core._futures.output import follow
 
             follow(self._process, self._catch_up, timeout)
@@ -331,7 +329,7 @@ class Future(Generic[R]):
                 if self._process.alarmed and not self._has_news():
                     self._raise_failure()
                 yield from self._await_arrival().__await__()
-            if self._follows and self._process.shows_output and self._is_behind():
+            if self._process.shows_output and self._is_behind():
                 from mesh_core._futures.output import follow_async
 
                 yield from follow_async(self._process, self._catch_up).__await__()

@@ -186,8 +186,10 @@ class _Promised(Future[R]):
     __slots__ = ("_raised",)
 
     _goes_on = "the promise stays open"
-    _follows = False
     _call: Completion
+
+    def _is_behind(self) -> bool:
+        return False  # it is not about other processes
 
     def _settle(self) -> None:
         with self._process.settling:

@@ -73,8 +73,6 @@ class _Outcome(_Promised[Any]):
 
     __slots__ = ("work",)
 
-    _follows = True
-
     work: _Work
 
     def _give_up(self, error: BaseException) -> bool:

@@ -64,8 +64,6 @@ class _Outcome(_Promised[Any]):
 
     __slots__ = ("answered", "task")
 
-    _follows = True
-
     answered: Native | None
     """The call that gave the outcome, if what was printed in it is still to be shown."""
     task: Task | None
