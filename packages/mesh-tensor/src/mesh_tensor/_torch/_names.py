@@ -92,6 +92,12 @@ PRIVATE: tuple[Private, ...] = (
     *_all("torch._C", "DispatchKey DispatchKeySet", "autocast for a device that the script does not have"),
     *_all(
         "torch._C",
+        "_ForceDispatchKeyGuard _dispatch_tls_local_exclude_set _dispatch_tls_local_include_set",
+        "complex numbers that operators conjugate lazily, also within a mode",
+        for_global=True,
+    ),
+    *_all(
+        "torch._C",
         "DisableTorchFunctionSubclass _disabled_torch_function_impl",
         "attributes of tensors at a tenth of the cost",
     ),
