@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh_core import MeshError
 
-PROVEN = ("2.15",)
+PROVEN = ("2.11", "2.15")
 """The releases with which the numbers of the global view were compared with those of one process; it works with newer ones too, if they lack
 nothing. The per-rank view works with 2.6."""
 OLDEST = "2.11"
