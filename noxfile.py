@@ -244,7 +244,11 @@ def releases(session: nox.Session, release: str) -> None:
         constraints=None,
     )
     files = [str(package.tests / f"test_{each}.py") for each in GLOBAL_VIEW]
-    pytest(session, *files, env={"MESH_TENSOR_ANY_RELEASE": "1"} if EVERYTHING else {whole_run.ONE_IN: str(FEW_ELSEWHERE)})
+    pytest(
+        session,
+        *files,
+        env={"MESH_TENSOR_ANY_RELEASE": "1"} if EVERYTHING else {whole_run.ONE_IN: str(FEW_ELSEWHERE)},
+    )
 
 
 @nox.session(tags=[NARROW])
