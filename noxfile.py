@@ -57,7 +57,7 @@ SIDE_BY_SIDE = ["-n", PROCESSES, "--dist", "loadfile"]
 FEW_FILES = 6
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
-# Older releases of PyTorch with which the global view can be tried. Each takes gigabytes to download.
+# Older releases of PyTorch: the oldest that the global view is proven with, and others with which it can be tried. Each takes gigabytes to download.
 RELEASES = [name for name in GROUPS["dependency-groups"] if name.startswith("torch-")]
 # A folder that no other run shares, so that an installer's cache cannot mistake an older build for this one.
 # MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
@@ -68,6 +68,8 @@ BYTECODE = Bytecode(ROOT / ".nox" / "bytecode")
 WITH_TORCH = [each for each in PACKAGES if each.name == "mesh-tensor"]
 # Its tests that a release of PyTorch may change.
 GLOBAL_VIEW = ["private_names", "global_view", "global_modules", "layouts", "decisions", "operator_database"]
+# One in so many of them, where a run does not do everything: as many as a minute holds.
+FEW_ELSEWHERE = 8
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
 DAY = 24 * 60 * 60.0
 # Where somebody collects what has failed, to run it once more at the end, failed tests do not fail their session.
@@ -77,7 +79,7 @@ OLDEST = f"tests-{PYTHONS[0]}"
 nox.options.sessions = {
     Level.QUICK: [FIRST, OLDEST, "together", "lint"],
     Level.FULL: [
-        FIRST, OLDEST, "integration", *({f"tests-{NEWEST}"} - {OLDEST}), "minimums",
+        FIRST, OLDEST, "integration", *({f"tests-{NEWEST}"} - {OLDEST}), "minimums", f"releases({RELEASES[0]})",
         "rust", "control_plane", "lint", "loom", "typing", "plugins", "docs", "demo",
     ],
     Level.ALL: [
@@ -231,7 +233,7 @@ def minimums(session: nox.Session, package: Package) -> None:
 @nox.session(python=PYTHONS[0], tags=[NARROW])
 @nox.parametrize("release", RELEASES, ids=RELEASES)
 def releases(session: nox.Session, release: str) -> None:
-    """The global view on older releases of PyTorch, where it has to be asked for."""
+    """The global view on older releases of PyTorch: some of its tests, drawn by the seed, and all of them with `--all`."""
     (package,) = WITH_TORCH
     # Without the constraints: they are about the newest PyTorch, and an older one wants other versions of what it needs.
     install(
@@ -242,7 +244,11 @@ def releases(session: nox.Session, release: str) -> None:
         constraints=None,
     )
     files = [str(package.tests / f"test_{each}.py") for each in GLOBAL_VIEW]
-    pytest(session, *files, env={"MESH_TENSOR_ANY_RELEASE": "1"})
+    pytest(
+        session,
+        *files,
+        env={"MESH_TENSOR_ANY_RELEASE": "1"} if EVERYTHING else {whole_run.ONE_IN: str(FEW_ELSEWHERE)},
+    )
 
 
 @nox.session(tags=[NARROW])

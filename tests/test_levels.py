@@ -30,9 +30,10 @@ def item(name, mark):
 def collected(monkeypatch):
     """What a run keeps of what it has collected, by the names of its tests."""
 
-    def collect(*arguments, level, seed="0", mark=SAMPLED):
+    def collect(*arguments, level, seed="0", mark=SAMPLED, one_in=1):
         monkeypatch.setenv(levels.LEVEL, level)
         monkeypatch.setenv(levels.SEED, seed)
+        monkeypatch.setenv(levels.ONE_IN, str(one_in))
         left = []
         hook = SimpleNamespace(pytest_deselected=lambda *, items: left.extend(items))
         items = [
@@ -67,6 +68,17 @@ def test_what_is_named_runs_and_everything_at_the_level_of_all(collected):
     for name in sorted(ALL):
         assert name in collected(f"elsewhere/test_it.py::{name}", level="quick")
     assert collected("test_it.py::test_repeats", level="quick") == ALL
+
+
+@pytest.mark.parametrize("level", ["quick", "full", "all"])
+def test_a_run_elsewhere_takes_one_in_so_many_of_what_is_left(collected, level):
+    left = collected(level=level)
+    runs = [collected(level=level, seed=str(seed), one_in=3) for seed in range(4)]
+    assert {len(run) for run in runs} == {-(-len(left) // 3)}
+    assert runs[0] < left
+    assert len({frozenset(run) for run in runs}) > 1
+    assert "test_another" in collected("test_it.py::test_another", level=level, one_in=100)
+    assert len(collected(level=level, one_in=100)) == 1
 
 
 def test_the_draw_is_the_same_in_any_order(monkeypatch):

@@ -1,8 +1,10 @@
 """Each package as it is: its version, its public names, and what importing it brings in where all is installed."""
 
+import ast
 import importlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -69,3 +71,23 @@ def test_mesh_core_says_which_package_has_a_name(package):
             getattr(mesh_core, name)
     with pytest.raises(AttributeError, match=r"no attribute 'nowhere'$"):
         _ = mesh_core.nowhere
+
+
+def test_each_release_of_pytorch_that_the_global_view_is_proven_with_is_tested():
+    names = workspace.ROOT / "packages/mesh-tensor/src/mesh_tensor/_torch/_names.py"
+    (proven,) = [
+        ast.literal_eval(each.value)
+        for each in ast.parse(names.read_text()).body
+        if isinstance(each, ast.Assign) and getattr(each.targets[0], "id", "") == "PROVEN"
+    ]
+    groups = tomllib.loads((workspace.ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    older = [name.removeprefix("torch-") for name in groups if name.startswith("torch-")]
+    for release in older:
+        assert groups[f"torch-{release}"] == [f"torch=={release}.*"]
+    (newest,) = [
+        line.partition("==")[2]
+        for line in (workspace.ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    ]
+    assert proven[0] == older[0], "which full runs take"
+    assert {*proven} <= {*older, ".".join(newest.split(".")[:2])}

@@ -5,6 +5,9 @@ function has, a run takes one in N, and at least one; a run of everything takes 
 among all such tests of a file, and with `full=True` full runs take all of them too: they are no repetitions, but take long.
 Which ones is drawn by a seed, which the header shows and MESH_TEST_SEED sets: the same one by default, so that a run that
 was green stays so.
+
+MESH_TEST_ONE_IN=N has a run take one in N of all that is left, drawn likewise among the tests of each file: sessions set it that repeat
+elsewhere what ran whole.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import pytest
 
 LEVEL = "MESH_TEST_LEVEL"
 SEED = "MESH_TEST_SEED"
+ONE_IN = "MESH_TEST_ONE_IN"
 _LEVELS = ("quick", "full", "all")
 
 _T = TypeVar("_T")
@@ -59,15 +63,24 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     """Say what another run has to be told to do the same."""
-    return f"level: {LEVEL}={level()}, drawn by {SEED}={seed()}"
+    of_all = f", of which one in {os.environ[ONE_IN]}" if os.environ.get(ONE_IN) else ""
+    return f"level: {LEVEL}={level()}{of_all}, drawn by {SEED}={seed()}"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was not drawn, before `-k` and `-m` do; what is named on the command line runs."""
-    if level() == "all":
-        return
-    named = [_without_folder(argument) for argument in config.args if "::" in argument]
+    if level() != "all":
+        _keep_drawn(config, items, _sampled(items))
+    if (one_in := int(os.environ.get(ONE_IN) or 1)) > 1:
+        files = defaultdict[Path, list[pytest.Item]](list)
+        for item in items:
+            files[item.path].append(item)
+        _keep_drawn(config, items, [(one_in, each) for each in files.values()])
+
+
+def _sampled(items: list[pytest.Item]) -> list[tuple[int, list[pytest.Item]]]:
+    """Tests that show the same as each other, and in how many of them one is drawn."""
     groups = defaultdict[tuple[Path, str, int], list[pytest.Item]](list)
     for item in items:
         mark = item.get_closest_marker("sampled")
@@ -75,8 +88,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark and not (mark.kwargs.get("full") if level() == "full" else item.get_closest_marker("full")):
             function = "" if mark.kwargs.get("of") == "file" else getattr(item, "originalname", item.name)
             groups[item.path, function, mark.args[0]].append(item)
+    return [(one_in, group) for (_, _, one_in), group in groups.items()]
+
+
+def _keep_drawn(
+    config: pytest.Config, items: list[pytest.Item], groups: list[tuple[int, list[pytest.Item]]]
+) -> None:
+    """Leave out what belongs to one of these groups and was not drawn of it."""
+    named = [_without_folder(argument) for argument in config.args if "::" in argument]
     left = set[pytest.Item]()
-    for (_, _, one_in), group in groups.items():
+    for one_in, group in groups:
         taken = drawn([_without_folder(item.nodeid) for item in group], one_in)
         left.update(
             item

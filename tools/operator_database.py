@@ -8,7 +8,7 @@ With `--global` tensors are split over the mesh: by their first dimension, their
 on (`mixed`). Of an operator's samples so many are drawn, by seed, or all of them for `--samples 0`; of the operators one in so many.
 `--in-place` compares the variants that change their argument. `--times 3` runs each sample so often on one mesh: workers keep what DTensor decided,
 note how the second time, and carry that out from the third; where the environment has `MESH_TENSOR_BOTH_ROADS=1` they do both and compare. `--results` writes a line of JSON for each operator as soon as it is known,
-and goes on where an earlier run with the same file has ended.
+and goes on where an earlier run with the same file has ended; `tools/operator_table.py` makes a table of such files.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_
 
 
 Layout = Literal["first", "last", "mixed"]
+Outcome = Literal["same", "rounded", "refused", "different"]
+Said = dict[str, str | None]
+"""What went wrong with an operator on meshes of so many processes, by that number."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ KNOWN = {
 """Operators that give something else in the per-rank view, and why."""
 KNOWN_GLOBAL = {
     **KNOWN,
+    "cov": "rounding: sums of weights of 32 bits nearly cancel, and both results are wrong by 2e-5 of themselves",
     "ldexp": "rounding: the gradient of a number is summed in another order, and differs by 2e-6 of itself",
     "linalg_pinv_singular": "rounding: of a product of split matrices, which has no inverse, and whose rank it decides about",
     "trapezoid": "after certain other operators, PyTorch's DTensor refuses to subtract a number",
@@ -196,7 +200,8 @@ def cases(operator: Any, mode: Seeded | None = None, comparison: Comparison = Co
             torch.manual_seed(5)
             # Of some samples PyTorch itself says that they do not work.
             with suppress(Exception):
-                want = outcome(function, asked, differentiate)
+                # On copies: the mesh gets no others, and of what samples share gradients differ.
+                want = outcome(function, tree_map(snapshot, kept), differentiate)
                 if mode is not None:
                     # Only for random operators: within any mode, PyTorch computes some others wrongly, such as linalg.polar.
                     mode.has_drawn = False
@@ -321,6 +326,39 @@ class Meshes:
             self._procs = None
 
 
+def begun(results: Path, about: dict[str, Any]) -> dict[str, Said]:
+    """Return what an earlier run has written; one about something else must not go on in its file."""
+    if not results.exists():
+        results.write_text(json.dumps({"about": about}) + "\n")
+        return {}
+    had, said = written(results)
+    if had != about:
+        raise SystemExit(f"{results} is about {had}, and this would be about {about}: name another file")
+    return said
+
+
+def written(results: Path) -> tuple[dict[str, Any], dict[str, Said]]:
+    """Return what a file of results is about, and what it says of each operator."""
+    first, *others = map(json.loads, results.read_text().splitlines())
+    return first["about"], {each["operator"]: each["said"] for each in others}
+
+
+def counted(said: dict[str, Said], count: str) -> dict[Outcome, dict[str, str]]:
+    """Return, for each kind of outcome, the operators that ended so on so many processes, and what was said of them."""
+    found: dict[Outcome, dict[str, str]] = {each: {} for each in get_args(Outcome)}
+    for name, each in sorted(said.items()):
+        what = each[count]
+        kind: Outcome = "refused"
+        if what is None:
+            kind = "same"
+        elif what.startswith(Rounding.__name__):
+            kind = "rounded"
+        elif what.startswith(SomethingElse.__name__):
+            kind = "different"
+        found[kind][name] = what or ""
+    return found
+
+
 def main() -> None:
     """Run all of them."""
     parser = argparse.ArgumentParser(
@@ -349,9 +387,12 @@ def main() -> None:
     # In an order of no meaning: what is known of the first half holds for the other.
     random.Random(asked.seed).shuffle(chosen)
     chosen = chosen[: -(-len(chosen) // asked.one_in)]
-    said: dict[str, dict[str, str | None]] = {}
-    if asked.results and asked.results.exists():
-        said = {each["operator"]: each["said"] for each in map(json.loads, asked.results.open())}
+    about = {
+        "release": torch.__version__,
+        "operators": len(chosen),
+        **{name: value for name, value in vars(asked).items() if name not in ("results", "seconds")},
+    }
+    said = begun(asked.results, about) if asked.results else {}
     if asked.device == late_device.NAME:
         late_device.load()
     meshes = Meshes(
@@ -381,16 +422,12 @@ def main() -> None:
     finally:
         meshes.stop()
     for count in map(str, asked.processes):
-        failed = {name: each[count] or "" for name, each in said.items() if each[count] is not None}
-        wrong = [name for name, what in failed.items() if what.startswith("SomethingElse")]
-        rounded = [name for name, what in failed.items() if what.startswith("Rounding")]
-        right = len(said) - len(failed)
+        same, rounded, refused, different = counted(said, count).values()
         print(
-            f"\n{count} process(es), {comparison}: {right} of {len(said)} operators, {100 * right / len(said):.1f} %; "
-            f"{len(wrong)} give something else, {len(rounded)} are rounded in another order, "
-            f"{len(failed) - len(wrong) - len(rounded)} are refused:\n"
+            f"\n{count} process(es), {comparison}: {len(same)} of {len(said)} operators, {100 * len(same) / len(said):.1f} %; "
+            f"{len(different)} give something else, {len(rounded)} are rounded in another order, {len(refused)} are refused:\n"
         )
-        for name, what in sorted(failed.items()):
+        for name, what in sorted({**rounded, **refused, **different}.items()):
             print(f"- `{name}`: {what}")
 
 

@@ -35,6 +35,8 @@ class Level(Enum):
 
 LEVEL = "MESH_TEST_LEVEL"
 """The variable that tells sessions and tests the level of their run."""
+ONE_IN = "MESH_TEST_ONE_IN"
+"""The variable that tells the tests of a session to draw one in so many of themselves."""
 WHEELS = "MESH_WHEELS"
 """The variable that names the folder of the run's wheels."""
 
@@ -45,7 +47,8 @@ LEFT_OUT = {
         "tests (`./dev rust`); `./dev test --full` runs them"
     ),
     Level.FULL: (
-        "left out: other interpreters than the oldest and the newest, fuzzing, the longest schedules; "
+        "left out: other interpreters than the oldest and the newest, most of the global view's tests on older releases of "
+        "PyTorch, fuzzing, the longest schedules; "
         "`./dev test --all` runs them"
     ),
     Level.ALL: "nothing was left out",

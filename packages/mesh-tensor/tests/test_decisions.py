@@ -164,6 +164,16 @@ def test_a_gradient_is_of_the_matrix_that_was_factored(mesh: Mesh, of: Any, form
         same(mesh, work, values(*form), layouts=[layout])
 
 
+@pytest.mark.parametrize("layout", [ROWS, COLUMNS, COPIES], ids=str)
+@pytest.mark.parametrize(
+    "of", [torch.linalg.pinv, lambda x: torch.linalg.lstsq(x, x.mH)[0]], ids=["pinv", "lstsq"]
+)
+def test_kernels_conjugate_each_time(mesh: Mesh, of: Any, layout: Any) -> None:
+    # Well conditioned: the result does not depend on rounding.
+    x = torch.complex(values(4, 4), values(4, 4, seed=1)) + 8 * torch.eye(4)
+    same(mesh, lambda x: torch.view_as_real(of(x)), x, layouts=[layout])
+
+
 def test_random_numbers_are_drawn_each_time(mesh: Mesh) -> None:
     x = distribute(torch.ones(64), mesh, ["data"])
     found = {tuple(fetch(functional.dropout(x, 0.5), timeout=60).tolist()) for _ in range(OFTEN)}

@@ -240,3 +240,53 @@ def test_operators_that_dtensor_lays_out_wrongly(mesh: Mesh, dim: int, work: Cal
     here = torch.arange(12.0).view(3, 2, 2) / 12 + 1
     x = distribute(here, mesh, [Shard(dim)])
     torch.testing.assert_close(fetch(work(x)), work(here))
+
+
+@pytest.mark.parametrize("form", [(2, 1, 3), (3, 1, 2), (1, 2, 1)], ids=str)
+@pytest.mark.parametrize("split", [0, 1, 2])
+@pytest.mark.parametrize("dims", [(), (0,), (1,), (-1,)], ids=str)
+def test_only_what_is_one_of_the_whole_is_squeezed(
+    mesh: Mesh, form: tuple[int, ...], split: int, dims: Any
+) -> None:
+    here = torch.arange(1.0, 7.0)[: torch.Size(form).numel()].view(form)
+    there = distribute(here.clone(), mesh, ["data" if dim == split else None for dim in range(3)])
+    got, want = there.squeeze(*dims), here.squeeze(*dims)
+    assert fetch(got).equal(want)
+    got += 100
+    assert fetch(there).equal(here + 100)
+    assert fetch(got).equal(want + 100)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("index", "form"),
+    [
+        (([0, 2],), (2, 6)),
+        (([0, 1],), (1, 6)),
+        (([1, 0],), (6,)),
+        ((None, [0, 1]), (4, 2)),
+        (([0, 1], [1, 2]), (2,)),
+        (([0, 3], [1, 5]), (2,)),
+    ],
+    ids=str,
+)
+def test_indices_refer_to_the_whole(mesh: Mesh, index: Any, form: tuple[int, ...], accumulate: bool) -> None:
+    x, values = A[:4], -torch.arange(1.0, 13.0)[: torch.Size(form).numel()].view(form)
+    indices = [each and torch.tensor(each) for each in index]
+    put: Any = torch.ops.aten.index_put  # which takes None, unlike the function
+    want = put(x, indices, values, accumulate)
+    for split in (*LAYOUTS, None):
+        for dim in (*range(len(form)), None):
+            layout = ["data" if dim == each else None for each in range(len(form))]
+            given = distribute(x, mesh, split), distribute(values, mesh, layout)
+            there = [each if each is None else distribute(each, mesh) for each in indices]
+            got = put(given[0], there, given[1], accumulate)
+            assert fetch(got).equal(want), (split, dim)
+            assert fetch(given[0]).equal(x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dim", range(-3, 3))
+def test_stacked_at_any_place(mesh: Mesh, layout: Any, dim: int) -> None:
+    x, y = (distribute(each, mesh, layout) for each in (A, -A))
+    assert fetch(torch.stack([x, y], dim)).equal(torch.stack([A, -A], dim))

@@ -35,12 +35,13 @@ from mesh_tensor._parts._limits import (
     WHOLE,
     dims_given,
     has_empty_parts,
+    has_lone_rows,
     in_order,
     is_kept,
     is_unaligned,
     parts_of,
 )
-from mesh_tensor._torch._dtensor import DTensorSpec, decided, is_refusal, is_trusted
+from mesh_tensor._torch._dtensor import DTensorSpec, decided, is_refusal, is_trusted, squeezes_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,6 +81,8 @@ class Call:
         "random",
         "replicated",
         "seeking",
+        "squeezes",
+        "stacks",
         "stays",
         "viewing",
         "views",
@@ -115,6 +118,8 @@ class Call:
         self.norm = schema.name in NORMS
         self.ordered = schema.name in ORDERED
         self.seeking = schema.name in SEEKING
+        self.squeezes = squeezes_parts(func)
+        self.stacks = schema.name == "aten::stack"
         self.dims = dims_given(func)
         self.masked = MASKED.get(schema.name)
         self.asks = (
@@ -173,6 +178,7 @@ class Call:
             self.replicated
             or (self.cannot and _layouts(args, kwargs) in self.cannot)
             or (self.views and self._is_cut(*args))
+            or (self.squeezes and has_lone_rows(*args))
             or (self.indexed and is_unaligned(*args))
             or (self.nonempty and any(map(self._leaves_some_without, args)))
             or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
@@ -228,6 +234,9 @@ class Call:
             )
         if self.ordered:
             return tree_map(self._in_order, args)
+        if self.stacks and len(args) > 1:
+            # DTensor of PyTorch 2.11 counts a negative place among the dimensions of what is stacked.
+            return (args[0], args[1] % (args[0][0].dim() + 1))
         return args
 
     def _entropy(self, total: DTensor, weight: DTensor) -> tuple[DTensor, DTensor]:
@@ -356,7 +365,7 @@ class Call:
         base = args[0]
         if all(type(each) is Replicate for each in base.placements):
             return self.views and not base.is_contiguous()
-        if self.views and self._is_cut(*args):
+        if (self.views and self._is_cut(*args)) or (self.squeezes and has_lone_rows(*args)):
             return True
         try:
             sharding = decided(self.func, args, kwargs)

@@ -39,6 +39,9 @@ WHOLE = frozenset(
         "aten::pixel_unshuffle",
         # does not know what it is made of,
         "aten::conj_physical",
+        # forgets to conjugate what their kernels conjugate lazily,
+        "aten::linalg_lstsq",
+        "aten::linalg_pinv",
         # and reduces the parts, and then what was there once more.
         "aten::scatter_reduce",
         "aten::scatter_reduce_",
@@ -203,6 +206,20 @@ def parts_of(tensor: DTensor) -> dict[int, int]:
 
 def has_empty_parts(tensor: DTensor) -> bool:
     """Return whether some process's part of a tensor has no elements."""
+    return any(0 in found for found in _sizes_of_parts(tensor).values())
+
+
+def has_lone_rows(tensor: DTensor, dims: int | Sequence[int] | None = None) -> bool:
+    """Return whether in one of these dimensions, or in any, some process's part has one element of several."""
+    among = [dims] if isinstance(dims, int) else range(tensor.dim()) if dims is None else dims
+    asked = {each % max(1, tensor.dim()) for each in among}
+    return any(
+        1 in found and tensor.shape[dim] > 1 for dim, found in _sizes_of_parts(tensor).items() if dim in asked
+    )
+
+
+def _sizes_of_parts(tensor: DTensor) -> dict[int, set[int]]:
+    """Return which dimensions are split, and how many elements a part may have there."""
     sizes: dict[int, set[int]] = {}
     for placement, parts in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
         if isinstance(placement, Shard):
@@ -212,7 +229,7 @@ def has_empty_parts(tensor: DTensor) -> bool:
             sizes[placement.dim] = {
                 max(0, min(step, size - at * step)) for size, step in steps for at in range(parts)
             }
-    return any(0 in found for found in sizes.values())
+    return sizes
 
 
 def is_kept(shape: Sequence[int], dim: int, to: Sequence[int]) -> bool:

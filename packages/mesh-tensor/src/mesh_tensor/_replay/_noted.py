@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mesh_tensor._instructions import HOLE, LIST, Failed, Template
 from mesh_tensor._replay._compiled import arguments, places_of, roots_of, written_by
+from mesh_tensor._torch._keys import resolving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +56,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # They are carried out with this mode still active.
             return NotImplemented
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        with resolving():
+            result = func(*args, **kwargs)
         self._note(func, args, kwargs, result)
         return result
 

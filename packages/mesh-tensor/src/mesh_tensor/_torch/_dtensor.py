@@ -16,6 +16,7 @@ __all__ = [
     "decided",
     "is_refusal",
     "is_trusted",
+    "squeezes_parts",
 ]
 
 
@@ -26,10 +27,18 @@ def decided(func: Any, args: Any, kwargs: Any) -> Any:
     return dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
 
 
-_SEARCHED = frozenset({"aten::batch_norm_backward", "aten::native_batch_norm_backward"})
+_SEARCHED = frozenset(
+    {
+        "aten::_unsafe_masked_index",
+        "aten::_unsafe_masked_index_put_accumulate",
+        "aten::batch_norm_backward",
+        "aten::native_batch_norm_backward",
+    }
+)
 """Where DTensor has no rule for them, it searches all layouts of all that they are made of, for minutes."""
-_REPLACED = frozenset({"aten::constant_pad_nd"})
-"""Their first rules gave results that do not fit the layouts."""
+_REPLACED = frozenset({"aten::_index_put_impl_", "aten::constant_pad_nd", "aten::index_put"})
+"""Their first rules were wrong: results that do not fit the layouts, indices into the whole taken for ones into a part."""
+_SQUEEZING = frozenset({"aten::squeeze", "aten::squeeze_"})
 
 
 def is_trusted(func: Any) -> bool:
@@ -39,6 +48,12 @@ def is_trusted(func: Any) -> bool:
         return True
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     return func in getattr(propagator, "op_single_dim_strategy_funcs", ())
+
+
+def squeezes_parts(func: Any) -> bool:
+    """Return whether this release drops a dimension where a part has one element, whatever the whole tensor has."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    return func._schema.name in _SQUEEZING and not hasattr(propagator, "squeeze_op_to_dims_variant")
 
 
 def is_refusal(error: BaseException) -> bool:

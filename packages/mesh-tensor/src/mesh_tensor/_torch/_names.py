@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh_core import MeshError
 
-PROVEN = ("2.15",)
+PROVEN = ("2.11", "2.15")
 """The releases with which the numbers of the global view were compared with those of one process; it works with newer ones too, if they lack
 nothing. The per-rank view works with 2.6."""
 OLDEST = "2.11"
@@ -90,6 +90,12 @@ PRIVATE: tuple[Private, ...] = (
     ),
     # Dispatch.
     *_all("torch._C", "DispatchKey DispatchKeySet", "autocast for a device that the script does not have"),
+    *_all(
+        "torch._C",
+        "_ForceDispatchKeyGuard _dispatch_tls_local_exclude_set _dispatch_tls_local_include_set",
+        "complex numbers that operators conjugate lazily, also within a mode",
+        for_global=True,
+    ),
     *_all(
         "torch._C",
         "DisableTorchFunctionSubclass _disabled_torch_function_impl",
