@@ -154,9 +154,9 @@ def test_what_is_on_the_device(mesh: Mesh, kind: str, offload: Any) -> None:
         assert y.device.type == kind
     assert fetch(y).shape == (2, 4)
     assert mesh.execute(kind_here, x) == kind
-    # Besides the result, this process's half of the weight and of the bias, or nothing.
-    kept = usage(mesh.procs).item(gpus=0).nbytes - before - 4 * 4
-    assert kept == ((8 + 2) * 4 if offload == "state" else 0)
+    if offload == "parameters":
+        # Nothing but the result.
+        assert usage(mesh.procs).item(gpus=0).nbytes - before == 4 * 4
     weight = model[0].weight
     assert weight.mesh.execute(kind_here, weight) == "cpu"
     # What was not changed is not copied again, and what was changed is.
