@@ -1,14 +1,15 @@
 """PyTorch's own database of operators, run on meshes and compared with PyTorch here.
 
     python tools/operator_database.py [PROCESSES ...] [--global] [--layout first] [--dtype float32] [--samples 4] [--in-place]
-                                      [--one-in 1] [--seed 0] [--times 1] [--results FILE]
+                                      [--one-in 1] [--only NAME ...] [--seed 0] [--times 1] [--results FILE] [--page FILE]
 
 prints which operators give something else, which are refused, and of how many all samples are right, on a mesh of each of these sizes.
 With `--global` tensors are split over the mesh: by their first dimension, their last, or one by its first, the next by its second and so
-on (`mixed`). Of an operator's samples so many are drawn, by seed, or all of them for `--samples 0`; of the operators one in so many.
+on (`mixed`). Of an operator's samples so many are drawn, by seed, or all of them for `--samples 0`; of the operators one in so many, or those of `--only`.
 `--in-place` compares the variants that change their argument. `--times 3` runs each sample so often on one mesh: workers keep what DTensor decided,
 note how the second time, and carry that out from the third; where the environment has `MESH_TENSOR_BOTH_ROADS=1` they do both and compare. `--results` writes a line of JSON for each operator as soon as it is known,
-and goes on where an earlier run with the same file has ended; `tools/operator_table.py` makes a table of such files.
+and goes on where an earlier run with the same file has ended; `tools/operator_table.py` makes a table of such files, and `--page` a page of
+this run.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import late_device
+import operator_page
 from mesh_core import ProcMesh, this_host
 from mesh_tensor import GlobalTensor, Mesh, MeshTensor, activate, distribute, fetch, manual_seed, share
 
@@ -374,23 +376,22 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--one-in", type=int, default=1)
+    parser.add_argument("--only", nargs="+", default=[], help="these operators")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--page", type=Path)
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for one operator on one mesh")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     comparison = Comparison(
         getattr(torch, asked.dtype), asked.layout, asked.samples, asked.in_place, asked.seed
     )
-    chosen = operators(comparison)
-    # In an order of no meaning: what is known of the first half holds for the other.
-    random.Random(asked.seed).shuffle(chosen)
-    chosen = chosen[: -(-len(chosen) // asked.one_in)]
+    chosen = _chosen(asked, comparison)
     about = {
         "release": torch.__version__,
         "operators": len(chosen),
-        **{name: value for name, value in vars(asked).items() if name not in ("results", "seconds")},
+        **{name: value for name, value in vars(asked).items() if name not in ("results", "seconds", "page")},
     }
     said = begun(asked.results, about) if asked.results else {}
     if asked.device == late_device.NAME:
@@ -429,6 +430,30 @@ def main() -> None:
         )
         for name, what in sorted({**rounded, **refused, **different}.items()):
             print(f"- `{name}`: {what}")
+    if asked.page:
+        asked.page.write_text(operator_page.page(said, _command(asked), asked.device), encoding="utf-8")
+
+
+def _chosen(asked: argparse.Namespace, comparison: Comparison) -> list[Any]:
+    """Return the operators that are to be run, in an order of no meaning: what is known of the first half holds for the other."""
+    chosen = operators(comparison)
+    random.Random(asked.seed).shuffle(chosen)
+    if asked.only:
+        return [each for each in chosen if each.formatted_name in asked.only]
+    return chosen[: -(-len(chosen) // asked.one_in)]
+
+
+def _command(asked: argparse.Namespace) -> str:
+    """Return the command that was given, but for files."""
+    told = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in vars(asked).items()
+        if name in {"device", "layout", "dtype", "samples", "one_in", "seed", "times", "seconds"}
+    ]
+    more = [
+        f"--{name}" for name, is_on in (("global", asked.is_global), ("in-place", asked.in_place)) if is_on
+    ]
+    return " ".join(["python tools/operator_database.py", *map(str, asked.processes), *more, *told])
 
 
 if __name__ == "__main__":

@@ -123,4 +123,14 @@ def _late() -> Any:
             # Its queue keeps the copy, as PyTorch keeps pinned memory.
             return tensor.clone().to(kind, non_blocking=True)
 
+        def brought(self, tensors: Any, kind: str) -> Any:
+            return [each.to(kind, non_blocking=True) for each in tensors], self.mark()
+
+        def taken(self, tensors: Any) -> Any:
+            made = [torch.empty_like(each, device="cpu").copy_(each, non_blocking=True) for each in tensors]
+            return made, self.mark()
+
+        def finish(self, event: Any) -> None:
+            torch.ops.late.finish(event)
+
     return Late()

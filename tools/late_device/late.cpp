@@ -11,6 +11,8 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_copy_from_and_resize_native.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_cpu_dispatch.h>
@@ -19,6 +21,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -31,8 +34,15 @@ namespace {
 constexpr auto KIND = c10::DeviceType::PrivateUse1;
 constexpr int OTHER_BYTES = 0xA5;
 
+// What it can be told to lack.
+std::atomic<int64_t> room{-1};
+std::atomic<c10::ScalarType> lacking{c10::ScalarType::Undefined};
+
+void check_dtype(c10::ScalarType dtype) { TORCH_CHECK_TYPE(dtype != lacking, "the late device has no numbers of ", dtype); }
+
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
+    TORCH_CHECK(room < 0 || static_cast<int64_t>(size) <= room, "the late device is out of memory");
     void *at = size ? std::malloc(size) : nullptr;
     TORCH_CHECK(at || !size, "the late device is out of memory");
     if (at) std::memset(at, OTHER_BYTES, size);  // New memory of a device has any bytes.
@@ -118,11 +128,13 @@ constexpr c10::DispatchKeySet KEYS(c10::DispatchKey::PrivateUse1);
 
 at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>, std::optional<c10::Device>,
                  std::optional<bool>, std::optional<c10::MemoryFormat> format) {
+  check_dtype(c10::dtype_or_default(dtype));
   return at::detail::empty_generic(size, &allocator, KEYS, c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
                          std::optional<c10::Device>, std::optional<bool>) {
+  check_dtype(c10::dtype_or_default(dtype));
   return at::detail::empty_strided_generic(size, stride, &allocator, KEYS, c10::dtype_or_default(dtype));
 }
 
@@ -138,6 +150,25 @@ at::Tensor &set_storage(at::Tensor &self, at::Storage storage, int64_t offset, c
   return at::cpu::set_(self, storage, offset, size, stride);
 }
 
+at::Tensor convolution(const at::Tensor &input, const at::Tensor &weight, const std::optional<at::Tensor> &bias, c10::IntArrayRef stride,
+                       c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed, c10::IntArrayRef output_padding, int64_t groups) {
+  drain(mine(), false);
+  auto with = bias && bias->defined() ? std::optional<at::Tensor>(seen(*bias)) : std::nullopt;
+  return at::convolution(seen(input), seen(weight), with, stride, padding, dilation, transposed, output_padding, groups).to(input.device());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Tensor &gradient, const at::Tensor &input, const at::Tensor &weight,
+                                                                    c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation,
+                                                                    bool transposed, c10::IntArrayRef output_padding, int64_t groups,
+                                                                    std::array<bool, 3> mask) {
+  drain(mine(), false);
+  std::vector<int64_t> bias{weight.size(transposed ? 1 : 0) * (transposed ? groups : 1)};
+  auto [one, two, three] = at::convolution_backward(seen(gradient), seen(input), seen(weight), c10::IntArrayRef(bias), stride, padding, dilation,
+                                                    transposed, output_padding, groups, mask);
+  auto there = [&](const at::Tensor &each) { return each.defined() ? each.to(input.device()) : each; };
+  return {there(one), there(two), there(three)};
+}
+
 void fallback(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   const auto &name = op.schema().name();
   TORCH_CHECK(name.find("_for_cpu") == std::string::npos && name.find("mkldnn") == std::string::npos, name, " is for CPUs alone");
@@ -147,7 +178,10 @@ void fallback(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
 
 int64_t mark() { return mine(); }
 void wait(int64_t queue) { drain(queue, false); }
+void finish(int64_t queue) { drain(queue, true); }
 void synchronize() { drain(mine(), true); }
+void limit(int64_t size) { room = size; }
+void lacks(std::optional<c10::ScalarType> dtype) { lacking = dtype.value_or(c10::ScalarType::Undefined); }
 int64_t late() { return late_copies; }
 void start() {
   static bool done = [] {
@@ -171,6 +205,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
+  m.impl("convolution_overrideable", convolution);
+  m.impl("convolution_backward_overrideable", convolution_backward);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
@@ -179,8 +215,11 @@ TORCH_LIBRARY(late, m) {
   m.def("start() -> ()", start);
   m.def("mark() -> int", mark);
   m.def("wait(int queue) -> ()", wait);
+  m.def("finish(int queue) -> ()", finish);
   m.def("synchronize() -> ()", synchronize);
   m.def("late() -> int", late);
+  m.def("limit(int nbytes) -> ()", limit);
+  m.def("lacks(ScalarType? dtype) -> ()", lacks);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ from mesh_tensor import (  # noqa: E402
     distribute,
     fetch,
     fetch_shard,
+    module_to_mesh,
     rank_tensor,
     reduce,
     share,
@@ -242,6 +243,29 @@ def test_a_mesh_whose_processes_have_no_device_is_an_error(procs: ProcMesh) -> N
         assert x.cpu() is x
         with pytest.raises(ValueError, match=r"where its mesh has its tensors, on 'cpu', got 'cuda'"):
             x.to("cuda")
+
+
+def take_another_release() -> None:
+    import torch
+
+    torch.__version__ = "2.9.1"
+
+
+def test_another_release_of_pytorch_in_the_processes_is_named(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, bootstrap=take_another_release) as procs:
+        said = r"gpus=0.* has PyTorch 2\.9\.1, and this process has .*Install the same release"
+        with pytest.raises(MeshError, match=said):
+            rank_tensor(procs, "gpus")
+        with pytest.raises(MeshError, match=said):
+            Mesh((2,), ("gpus",), procs)
+
+
+def test_nothing_is_offloaded_from_cpus(procs: ProcMesh) -> None:
+    with (
+        Mesh((2,), ("gpus",), procs) as mesh,
+        pytest.raises(ValueError, match="offload='state' is for a mesh on other devices than CPUs"),
+    ):
+        module_to_mesh(torch.nn.Linear(2, 2), mesh, offload="state")
 
 
 @pytest.mark.skipif(has_gpu, reason="for where there is no GPU")

@@ -21,7 +21,7 @@ from levels import by_level, seed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-FILES = ("test_global", "test_cuda")
+FILES = ("test_global", "test_cuda", "test_offload", "test_limits")
 LIMIT = 900
 """Seconds for a process, on a machine that has much other work."""
 

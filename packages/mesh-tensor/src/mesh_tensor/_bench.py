@@ -199,6 +199,10 @@ class Bench:
         self.meet()
         return getattr(self._meshes[number], what)(*rest)
 
+    def mesh(self, number: int) -> Any:
+        """Return this process's place in a mesh of the global view."""
+        return self._meshes[number]
+
     def find(self, number: int) -> Any:
         """Return a tensor, or what is in its place."""
         return joined(self.env.get(number, LOST))

@@ -61,6 +61,24 @@ class Device:
         """Return a copy of a tensor of such a device on the CPU, with its values."""
         return tensor.to("cpu")
 
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor of the CPU, in memory that the device reads and writes by itself."""
+        return tensor.clone()
+
+    def brought(self, tensors: Sequence[torch.Tensor], kind: str) -> tuple[list[torch.Tensor], Any]:
+        """Return copies of tensors of the CPU on this thread's device, and an event: until it has happened, nobody may write to the originals.
+
+        This thread does not wait; what it issues from now on does.
+        """
+        return [each.to(kind) for each in tensors], None
+
+    def taken(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """Return copies of tensors of such a device on the CPU, and an event: until it has happened, they do not have their values."""
+        return [each.to("cpu") for each in tensors], None
+
+    def finish(self, event: Any) -> None:
+        """Wait in this thread for an event."""
+
     def has_backend(self) -> bool:
         """Return whether its backend is there."""
         return self.backend is not None
@@ -102,16 +120,52 @@ class Cuda(Device):
         return (torch.cuda.default_generators[torch.cuda.current_device()],)
 
     def placed(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
-        """Copy it by way of pinned memory, which PyTorch keeps until the device has read it: this thread does not wait for that."""
-        if tensor.nbytes < _PINNED_LEAST or not tensor.is_contiguous():
-            return tensor.to(kind)
-        return tensor.pin_memory().to(kind, non_blocking=True)
+        """Copy it by way of pinned memory, which PyTorch keeps until the device has read it: this thread does not wait for that.
+
+        What is in other memory CUDA reads at once, into a buffer of its own.
+        """
+        tensor = tensor.contiguous()
+        return (tensor if tensor.nbytes < _PINNED_LEAST else tensor.pin_memory()).to(kind, non_blocking=True)
 
     def fetched(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy it into pinned memory, which the device writes to by itself, and wait for that."""
-        if tensor.nbytes < _PINNED_LEAST or not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+        if tensor.nbytes < _PINNED_LEAST:
             return tensor.to("cpu")
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy it into pinned memory."""
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+
+    def brought(self, tensors: Sequence[torch.Tensor], kind: str) -> tuple[list[torch.Tensor], Any]:
+        """Copy them beside what the device computes; this thread's stream waits for that."""
+        own, copies = torch.cuda.current_stream(), _stream_for_copies()
+        with torch.cuda.stream(copies):
+            made = [each.to(kind, non_blocking=True) for each in tensors]
+            event = self.mark()
+        own.wait_event(event)
+        for each in made:
+            each.record_stream(own)
+        return made, event
+
+    def taken(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """Copy them into pinned memory beside what the device computes next."""
+        copies = _stream_for_copies()
+        copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(copies):
+            made = [
+                torch.empty_like(each, device="cpu", pin_memory=True).copy_(each, non_blocking=True)
+                for each in tensors
+            ]
+            event = self.mark()
+        for each in tensors:
+            each.record_stream(copies)
+        return made, event
+
+    def finish(self, event: Any) -> None:
+        """Wait for CUDA's event."""
+        event.synchronize()
 
     def has_backend(self) -> bool:
         """Return whether this build of PyTorch has NCCL."""
@@ -125,6 +179,14 @@ DEVICES: dict[str, Device] = {"cuda": Cuda()}
 _here = threading.local()
 _portable: dict[str, Any] = {}
 """What this process has offered of the CPU's operators, by the kind of device: for good, as PyTorch's own operators are."""
+
+
+def _stream_for_copies() -> Any:
+    """Return the stream of CUDA's in which this thread's copies run beside what it computes."""
+    found = getattr(_here, "copies", None)
+    if found is None:
+        found = _here.copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return found
 
 
 def device_of(kind: str) -> Device:
@@ -145,6 +207,29 @@ def placed(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 def fetched(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor on the CPU."""
     return device_of(tensor.device.type).fetched(tensor)
+
+
+def pinned(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return a copy of a tensor of the CPU, in memory that devices of that kind read and write by themselves."""
+    return device_of(kind).pinned(tensor)
+
+
+def brought(tensors: Sequence[torch.Tensor], kind: str) -> tuple[list[torch.Tensor], list[Mark]]:
+    """Return copies of tensors of the CPU on this thread's device, and what must have happened before the originals may change."""
+    made, event = device_of(kind).brought(tensors, kind)
+    return made, [] if event is None else [(kind, event)]
+
+
+def taken(tensors: Sequence[torch.Tensor], kind: str) -> tuple[list[torch.Tensor], list[Mark]]:
+    """Return copies of tensors of a device on the CPU, and what must have happened before they have their values."""
+    made, event = device_of(kind).taken(tensors)
+    return made, [] if event is None else [(kind, event)]
+
+
+def finish(marked: Sequence[Mark]) -> None:
+    """Wait in this thread until that has happened."""
+    for kind, event in marked:
+        device_of(kind).finish(event)
 
 
 def enter(kind: str, *, own_queue: bool) -> tuple[str, str, bool]:

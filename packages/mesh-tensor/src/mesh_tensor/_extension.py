@@ -6,11 +6,13 @@ Imported in every process of a job, and therefore without PyTorch until tensors 
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc, find, install
 from mesh_tensor._bench import Bench
 from mesh_tensor._streams._guard import Guard
@@ -107,10 +109,22 @@ class Tensors(Extension):
                 from mesh_tensor._lending import carry
 
                 carry(cls)
-                self.install_on(procs).get()
+                self.have_tensors_on(procs)
                 found = self._streams[procs] = Issuer(Stream(self, procs, cls), cls)
                 self.have_recorded(found.stream)
             return found
+
+    def have_tensors_on(self, procs: ProcMesh) -> None:
+        """Let processes keep tensors from now on; raise if their PyTorch is of another release than this one's."""
+        self.install_on(procs).get()
+        here = release()
+        for point, there in self.call(procs, ("release",)).get():
+            if there is None or _minor(there) != _minor(here):
+                has = "has no PyTorch" if there is None else f"has PyTorch {there}"
+                raise MeshError(
+                    f"{procs} cannot have this script's tensors: the process at {point} {has}, and this process has {here}, whose operators may "
+                    "be other ones. Install the same release, such as 2.15, in the environment of both"
+                )
 
     def have_recorded(self, stream: Stream) -> None:
         """Let timelines of meshes that share processes with a new stream's record it too."""
@@ -119,9 +133,11 @@ class Tensors(Extension):
 
     def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
         """Do what a controller says."""
+        kind, *rest = message
+        if kind == "release":
+            return release()
         import torch
 
-        kind, *rest = message
         bench = self._benches.get(sender.address)
         if bench is None:
             bench = self._benches[sender.address] = Bench(
@@ -147,6 +163,24 @@ class Tensors(Extension):
                 raised.append(error)
         if raised:
             raise raised[0] if len(raised) == 1 else ExceptionGroup("several instructions raised", raised)
+
+
+def release() -> str | None:
+    """Return this process's release of PyTorch, if there is one; it is not imported for that."""
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def _minor(release: str | None) -> list[str]:
+    """Return what operators differ between: not builds, nor corrections."""
+    return (release or "").split(".")[:2]
 
 
 def issuer_for(procs: Any, cls: type) -> Issuer:

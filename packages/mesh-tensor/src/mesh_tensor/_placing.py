@@ -37,7 +37,7 @@ def moved(tensor: MeshTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     before_copy = 2 if args and isinstance(args[0], torch.dtype) else 3
     if len(args) > before_copy:
         args, copies = args[:before_copy], args[before_copy]
-    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 - as modules do
+    device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 - as modules do
     if device is not None:
         device = device_named(device)
         if getattr(type(tensor), "is_global", False):
@@ -48,7 +48,7 @@ def moved(tensor: MeshTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                     f"a mesh with device={device.type!r}"
                 )
         elif device.type != tensor.device.type:
-            return _Move.apply(tensor, device, dtype or tensor.dtype, bool(non_blocking), layout)
+            return _Move.apply(tensor, device, dtype or tensor.dtype, layout)
     more: dict[str, Any] = {} if layout is None else {"memory_format": layout}
     return torch.Tensor.to(tensor, dtype=dtype or tensor.dtype, copy=copies, **more)
 
@@ -77,17 +77,15 @@ class _Move(torch.autograd.Function):
     # PyTorch's own function would not know where the gradient goes: to it both devices are this process's.
 
     @staticmethod
-    def forward(  # noqa: PLR0917 - of a call
-        ctx: Any, tensor: Any, device: torch.device, dtype: torch.dtype, non_blocking: bool, layout: Any
-    ) -> Any:
+    def forward(ctx: Any, tensor: Any, device: torch.device, dtype: torch.dtype, layout: Any) -> Any:
         ctx.back = tensor.device, tensor.dtype
         more = {} if layout is None else {"memory_format": layout}
         return torch.ops.aten._to_copy.default(  # noqa: SLF001 - what `to` is made of
-            tensor, dtype=dtype, device=device, non_blocking=non_blocking, **more
+            tensor, dtype=dtype, device=device, **more
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
         device, dtype = ctx.back
-        return grad.to(device, dtype), None, None, None, None
+        return grad.to(device, dtype), None, None, None

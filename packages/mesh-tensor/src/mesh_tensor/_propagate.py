@@ -257,6 +257,14 @@ class Issuer:
             return None
         return f"a tensor of this process, {_form(value)}, meets tensors of {where}, and {why}: give it to the mesh first, with {how}"
 
+    def _where(self) -> object:
+        """Return what has this issuer's tensors, for messages."""
+        return self.stream.procs
+
+    def _how_to_meet(self, _: MeshTensor) -> str:
+        """Return what to do about a tensor of another mesh."""
+        return "Move them to one first, with to_mesh()."
+
     def _place(self) -> tuple[object, str]:
         """Return the mesh, and how a tensor is given to it."""
         return self.stream.procs, "share()"
@@ -424,10 +432,9 @@ class Issuer:
         if streams:
             mine = next(each for each in asked.tensors if each.descriptor.stream is self.stream)
             other = next(each for each in asked.tensors if each.descriptor.stream is not self.stream)
-            how = "fetch() and distribute()" if getattr(self.cls, "is_global", False) else "to_mesh()"
             raise ValueError(
-                f"{func}: one of its tensors is on {self.stream.procs}, another on {other.descriptor.stream.procs}; an operator works "
-                f"on one mesh. Move them to one first, with {how}. They are:\n  {described(mine)}\n  {described(other)}"
+                f"{func}: one of its tensors is on {self._where()}, another on {other.descriptor.stream.issuer._where()}; "  # noqa: SLF001 - of this class
+                f"an operator works on one mesh. {self._how_to_meet(other)} They are:\n  {described(mine)}\n  {described(other)}"
             )
         known: dict[int, torch.Tensor] = {}
         with fakes():
@@ -478,15 +485,31 @@ class Issuer:
     def _teach(self, asked: Asked, new: int, mode: int) -> int:
         operator = asked.operator
         numbers = operator.numbers
+        args, kwargs = _waited_for(asked)
         return self.stream.teach(
             (operator.name, operator.module),
-            [_hole(each, place in numbers, self.cls) for place, each in enumerate(asked.args)],
-            {name: _hole(each, name in numbers, self.cls) for name, each in asked.kwargs.items()},
+            [_hole(each, place in numbers, self.cls) for place, each in enumerate(args)],
+            {name: _hole(each, name in numbers, self.cls) for name, each in kwargs.items()},
             len(asked.tensors),
             new,
             mode,
             tuple(each is not None for each in operator.written) if mode != IN_PLACE_SHAPE else (),
         )
+
+
+def _waited_for(asked: Asked) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of an operator that does not end before its result is there.
+
+    Nobody in the processes could wait for what `non_blocking=True` leaves behind; the script does not wait in any case.
+    """
+    assert asked.func is not None
+    names = [each.name for each in asked.func._schema.arguments]  # noqa: SLF001 - as the whole of PyTorch reads it
+    if "non_blocking" not in names:
+        return asked.args, asked.kwargs
+    args = tuple(
+        [False if name == "non_blocking" else each for name, each in zip(names, asked.args, strict=False)]
+    )
+    return args, {name: each for name, each in asked.kwargs.items() if name != "non_blocking"}
 
 
 def bases(given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[int | None, ...] | None:

@@ -17,6 +17,7 @@ from mesh_core import MeshError, configured, this_host
 from mesh_core.extensions import find, install
 from mesh_tensor._errors import described, line_of
 from mesh_tensor._extension import Tensors
+from mesh_tensor._global._host import HostStream
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._global._tensor import GlobalTensor, stream_of
 from mesh_tensor._parts._numbered import Numbered
@@ -27,7 +28,7 @@ from mesh_tensor._torch._names import check_release
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
-    from mesh_tensor._global._tensor import GlobalIssuer
+    from mesh_tensor._global._tensor import GlobalIssuer, GlobalStream
 
 
 _PRELOAD = ("torch.distributed.tensor", "torch._dynamo")
@@ -80,6 +81,7 @@ class Mesh:
         self.mesh_dim_names: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
         self.device: torch.device = device_named(device)
         self._check()
+        self._hosts: dict[bool, HostMesh] = {}
         sizes = dict(zip(self.mesh_dim_names, self.shape, strict=True))
         self._own = procs is None
         if procs is None:
@@ -97,7 +99,7 @@ class Mesh:
         self.procs: ProcMesh = procs
         self._tensors = find(Tensors) or install(Tensors)
         try:
-            self._stream = stream_of(self._tensors, self, procs)
+            self._stream = self._met(procs)
         except MeshError:
             if self._own:
                 try:
@@ -107,6 +109,10 @@ class Mesh:
                 finally:
                     procs.stop()
             raise
+
+    def _met(self, procs: ProcMesh) -> GlobalStream:
+        """Return a stream to the processes."""
+        return stream_of(self._tensors, self, procs)
 
     def _check(self) -> None:
         if not self.shape or any(not isinstance(size, int) or size < 1 for size in self.shape):
@@ -121,6 +127,16 @@ class Mesh:
             )
         if len(set(self.mesh_dim_names)) != len(self.shape):
             raise ValueError(f"the names of a mesh's dimensions must differ, got {self.mesh_dim_names}")
+
+    on_devices: Mesh | None = None
+    """Of a mesh whose tensors are in the memory of the hosts: the one beside it."""
+
+    def in_host_memory(self, *, keeps_copies: bool) -> HostMesh:
+        """Return a mesh of the same processes whose tensors are in the memory of their hosts; the same one each time."""
+        found = self._hosts.get(keeps_copies)
+        if found is None:
+            found = self._hosts[keeps_copies] = HostMesh(self, keeps_copies=keeps_copies)
+        return found
 
     @property
     def issuer(self) -> GlobalIssuer:
@@ -184,6 +200,8 @@ class Mesh:
         """Stop the processes that it spawned; on given processes, free its tensors."""
         if self._stream.stopped:
             return
+        for each in self._hosts.values():
+            each.stop()
         self._stream.stop()
         if self._own:
             self.procs.stop().get()
@@ -201,6 +219,22 @@ class Mesh:
             f"{name}={size}" for name, size in zip(self.mesh_dim_names, self.shape, strict=True)
         )
         return f"Mesh({sizes})"
+
+
+class HostMesh(Mesh):
+    """A mesh beside another one, of the same processes, whose tensors are in the memory of the hosts."""
+
+    def __init__(self, on_devices: Mesh, *, keeps_copies: bool) -> None:
+        self.on_devices = on_devices
+        self.keeps_copies = keeps_copies
+        """Parameters have copies on the devices between two steps."""
+        super().__init__(on_devices.shape, on_devices.mesh_dim_names, on_devices.procs)
+
+    def _met(self, procs: ProcMesh) -> GlobalStream:
+        return stream_of(self._tensors, self, procs, HostStream)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} in the hosts' memory"
 
 
 def _arranged(procs: ProcMesh, sizes: dict[str, int]) -> ProcMesh:

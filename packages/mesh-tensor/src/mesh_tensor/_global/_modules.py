@@ -6,13 +6,14 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mesh_tensor._global._host import LAID_OUT, pinned
 from mesh_tensor._global._mesh import distribute
 from mesh_tensor._global._sharding import placements_of
 from mesh_tensor._global._tensor import GlobalTensor, laid_out_as, summed
@@ -59,11 +60,19 @@ Plan = Mapping[str, Any]
 `distribute()` takes it."""
 
 
-def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
+Offload = Literal["state", "parameters"]
+"""What of a module and its optimizer is in the memory of the hosts, beside gradients."""
+
+
+def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None, *, offload: Offload | None = None) -> M:
     """Move the parameters and buffers of a module to a mesh, and return the module.
 
     Without a plan every process has a copy of all of them, so a batch that is split over the mesh trains data-parallel. Create the
     optimizer afterwards, because the parameters are replaced.
+
+    With `offload`, parameters and gradients are in pinned memory of the processes' hosts, where an optimizer has its state and takes its steps; modules compute
+    on the mesh's devices, to which parameters are copied, asynchronously as gradients are copied back. `"state"` keeps the copies of each process's parts on
+    its device until parameters change; `"parameters"` frees them when their module has computed. On a mesh of CPUs it is refused.
 
     A module that was made on the device `meta` gets its values on the mesh, from `reset_parameters()` of each module in it that has parameters or buffers
     there: one parameter after the other, so that neither this process nor another has to hold all of it.
@@ -79,6 +88,7 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
     ...     print(model[0].weight.grad.shape)
     torch.Size([8, 4])
     """
+    home = _home(mesh, offload)
     with _disable_current_modes():
         planner = _Planner(module, mesh, plan or {})
         empty = _Empty(module)
@@ -91,12 +101,12 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
                 layout = planner.layout(prefix, owner, name, parameter)
                 found = made.get(id(parameter))
                 if found is None:
-                    found = made[id(parameter)] = _parameter(parameter, mesh, layout.kept)
+                    found = made[id(parameter)] = _parameter(parameter, home, layout.kept)
                     # Two modules may share a parameter: its old identity must not be reused as the key of another.
                     planner.keep(parameter)
                 setattr(owner, own, found)
-                if layout.used != layout.kept:
-                    spread[own] = Spread(layout.used, layout.is_freed)
+                if layout.used != layout.kept or home is not mesh:
+                    spread[own] = Spread(layout.kept, layout.used, layout.is_freed)
             for own, buffer in list(owner._buffers.items()):  # noqa: SLF001 - which are not persistent is kept
                 if buffer is not None and not isinstance(buffer, GlobalTensor):
                     owner._buffers[own] = _spread(buffer, mesh, None)  # noqa: SLF001 - likewise
@@ -108,6 +118,19 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
         units.hook()
         empty.fill()
     return module
+
+
+def _home(mesh: Mesh, offload: Offload | None) -> Mesh:
+    """Return the mesh that has the parameters."""
+    if offload is None:
+        return mesh
+    if offload not in get_args(Offload):
+        raise ValueError(f"offload must be 'state' or 'parameters', got {offload!r}")
+    if mesh.device.type == "cpu":
+        raise ValueError(
+            f"offload={offload!r} is for a mesh on other devices than CPUs: {mesh} has everything in the memory of its hosts already"
+        )
+    return mesh.in_host_memory(keeps_copies=offload == "state")
 
 
 class _Empty:
@@ -262,6 +285,8 @@ def _parameter(parameter: torch.Tensor, mesh: Mesh, placements: tuple[Placement,
     if isinstance(parameter, GlobalTensor):
         raise ValueError(f"the module is on {parameter.mesh} already")
     spread = _spread(parameter.detach(), mesh, placements)
+    if mesh.on_devices is not None:
+        spread = pinned(spread, mesh.on_devices)
     made = nn.Parameter(spread, requires_grad=parameter.requires_grad)
     if made.requires_grad:
         own = weakref.ref(made)
@@ -269,7 +294,7 @@ def _parameter(parameter: torch.Tensor, mesh: Mesh, placements: tuple[Placement,
         def lay_out(grad: torch.Tensor) -> torch.Tensor:
             # Summed up, or spread, once: where the gradient is made, and not wherever it is used.
             like: Any = own()
-            return grad if like is None else laid_out_as(grad, like)
+            return grad if like is None or hasattr(grad, LAID_OUT) else laid_out_as(grad, like)
 
         made.register_hook(lay_out)  # type: ignore[no-untyped-call]
     return made

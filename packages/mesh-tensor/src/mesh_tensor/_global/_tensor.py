@@ -229,10 +229,12 @@ class GlobalStream(Stream):
     operator fails has something of the right form in the place of its result, continues with that, and reports the failure when it is asked.
     """
 
+    issuer_class: type[GlobalIssuer]
+
     def __init__(self, tensors: Tensors, mesh: Mesh) -> None:
         super().__init__(tensors, mesh.procs, GlobalTensor)
         self.mesh = mesh
-        GlobalIssuer(self, GlobalTensor)
+        self.issuer_class(self, GlobalTensor)
         self.number = 0
         self.stopped = False
         self.join()
@@ -403,8 +405,24 @@ class GlobalIssuer(Issuer):
             )
         return super()._why_not_given(value, most)
 
+    def _where(self) -> object:
+        mesh = self.stream.mesh
+        return self.stream.procs if mesh.on_devices is None else mesh
+
+    def _how_to_meet(self, other: MeshTensor) -> str:
+        mesh, its = self.stream.mesh, getattr(other.descriptor.stream, "mesh", None)
+        if its is not None and (mesh.on_devices is its or its.on_devices is mesh):
+            return (
+                "A parameter that module_to_mesh(offload=) has put in the hosts' memory is on the devices while its module computes: use it in "
+                "that module's forward(), or fetch() and distribute() one of the two."
+            )
+        return "Move them to one first, with fetch() and distribute()."
+
     def _place(self) -> tuple[object, str]:
         return self.stream.mesh, "distribute(), or have it made there, with activate()"
+
+
+GlobalStream.issuer_class = GlobalIssuer
 
 
 def _is_random(func: OpOverload) -> bool:
@@ -413,12 +431,14 @@ def _is_random(func: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in name
 
 
-def stream_of(tensors: Tensors, mesh: Mesh, procs: ProcMesh) -> GlobalStream:
+def stream_of(
+    tensors: Tensors, mesh: Mesh, procs: ProcMesh, kind: type[GlobalStream] = GlobalStream
+) -> GlobalStream:
     """Return a stream to the processes, which keep tensors from now on."""
     if not procs.alive():
         raise MeshError(f"{procs} has no processes")
     carry(GlobalTensor)
-    tensors.install_on(procs).get()
-    made = GlobalStream(tensors, mesh)
+    tensors.have_tensors_on(procs)
+    made = kind(tensors, mesh)
     tensors.have_recorded(made)
     return made

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mesh_tensor._errors import described
-from mesh_tensor._global._tensor import gathered, gathered_values
+from mesh_tensor._global._host import whole_parameters, whole_values
 from mesh_tensor._stream import LetGo, Ref, Stream, caller
 from mesh_tensor._streams._guard import View, storage_of
 
@@ -32,8 +32,10 @@ _CALLS = "_mesh_calls"
 class Spread:
     """How a parameter is gathered."""
 
+    kept: tuple[Placement, ...]
+    """Its own layout on the mesh."""
     used: tuple[Placement, ...]
-    """Its layout on the mesh while its unit computes."""
+    """The same while its unit computes."""
     is_freed: bool
     """It is gathered anew for the backward pass."""
 
@@ -61,7 +63,7 @@ class Units:
         unit = self._unit_of(prefix)
         if not unit:
             # It is the last to compute, and needed first in the backward pass.
-            spread = {name: Spread(each.used, is_freed=False) for name, each in spread.items()}
+            spread = {name: Spread(each.kept, each.used, is_freed=False) for name, each in spread.items()}
         path = prefix[len(unit) :].lstrip(".")
         self._own.setdefault(unit, []).extend(_Own(path, name, each) for name, each in spread.items())
         if path:
@@ -126,13 +128,15 @@ class _Call:
             if not chosen:
                 continue
             parameters = [parameter for _, _, parameter in chosen]
-            used = [each.spread.used for _, each, _ in chosen]
-            found = gathered(parameters, used)
+            spreads = [each.spread for _, each, _ in chosen]
+            found = whole_parameters(
+                parameters, [each.kept for each in spreads], [each.used for each in spreads]
+            )
             for (owner, each, _), whole in zip(chosen, found, strict=True):
                 owner.__dict__[each.name] = whole
                 self._whole.append((owner, each.name))
             if torch.is_grad_enabled() and all(each.spread.is_freed for _, each, _ in chosen):
-                self._freed.append(_FreedParameters(parameters, used, found))
+                self._freed.append(_FreedParameters(parameters, spreads, found))
 
     def end(self) -> None:
         """Drop what was gathered."""
@@ -145,11 +149,10 @@ class _Call:
 class _FreedParameters:
     """Parameters that were gathered by a call of a unit, and are gathered once more if autograd uses what it has kept of them."""
 
-    def __init__(
-        self, parameters: list[Any], used: list[tuple[Placement, ...]], wholes: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, parameters: list[Any], spreads: Sequence[Spread], wholes: tuple[Any, ...]) -> None:
         self._parameters = parameters
-        self._used = tuple(used)
+        self._kept = [each.kept for each in spreads]
+        self._used = [each.used for each in spreads]
         self._wholes = wholes
         """Until they are let go."""
         self._versions = [each._version for each in (*parameters, *wholes)]  # noqa: SLF001 - its public name
@@ -181,7 +184,7 @@ class _FreedParameters:
                     f"{described(parameter)}, was changed in place between the forward pass and the backward pass, which gathers it "
                     "again (reshard_after_forward=True): step the optimizer after backward()"
                 )
-        made = gathered_values(self._parameters, self._used)
+        made = whole_values(self._parameters, self._kept, self._used)
         for at, each in enumerate(made):
             ref = self._refs[at]()
             if at != place and isinstance(ref, LetGo):

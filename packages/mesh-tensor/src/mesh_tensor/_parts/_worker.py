@@ -36,6 +36,7 @@ from mesh_tensor._operators import find
 from mesh_tensor._parts._apart import Apart, joined
 from mesh_tensor._parts._call import Again, Call, failure_of, first_failure, mark
 from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._copying import COPYING, Copying
 from mesh_tensor._parts._layouts import Layout, Layouts
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._parts._sums import Sums, filled_up, gathered_along
@@ -103,6 +104,10 @@ class Worker:
         self._results: dict[int, list[Any]] = {}
         self._shapes: dict[DTensorSpec, tuple[int, ...]] = {}
         """What parts of such tensors must have here: not worked out for each result."""
+        self.arriving: list[devices.Mark] = []
+        """Copies under way from a device to tensors of this mesh."""
+        self.leaving: list[devices.Mark] = []
+        """The same, to a device."""
         self.failures = False
         """Whether any tensor was marked as failed."""
 
@@ -135,8 +140,24 @@ class Worker:
 
     def put(self, number: int, value: torch.Tensor, placements: tuple[Placement, ...]) -> None:
         """Store this process's part of a tensor."""
-        part = devices.placed(self.part(value, placements), self.device.type)
-        self.bench.env[number] = self.wrap(part, value, placements)
+        env = self.bench.env
+        try:
+            part = devices.placed(self.part(value, placements), self.device.type)
+        except (RuntimeError, TypeError) as error:
+            # The device is full, perhaps in this process alone: the others wait for it in what comes next. Or it has no such numbers.
+            why = MeshError(
+                f"{tuple(value.shape)} of {value.dtype}, {value.nbytes:,} bytes in all, could not be laid out on {self.device.type!r}: {error}"
+            )
+            failed = Failed(QUESTION, "distribute", why)
+            self.failures = True
+            try:
+                meta = TensorMeta(value.shape, value.stride(), value.dtype)
+                env[number] = self.zeros(DTensorSpec(self.mesh, tuple(placements), meta))
+                mark(env[number], failed)
+            except (RuntimeError, TypeError):
+                env[number] = failed
+        else:
+            env[number] = self.wrap(part, value, placements)
 
     def execute(self, number: int, instruction: int, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a user's function on tensors of the mesh, and return its result without the tensors."""
@@ -338,7 +359,9 @@ class _Template(Template):
 
     def __init__(self, what: tuple[Any, ...], worker: Worker) -> None:
         (name, module), *_ = what
-        if name[0] == SPECIAL:
+        if name[0] == SPECIAL and name[1] in COPYING:
+            super().__init__(what, Copying(COPYING[name[1]], worker))
+        elif name[0] == SPECIAL:
             function = SPECIALS[name[1]]
             super().__init__(what, Special(function, worker))
         else:

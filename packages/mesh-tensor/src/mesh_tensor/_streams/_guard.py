@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 class Storage:
     """Memory that tensors share. A tensor has none of these until it has a view, or is lent."""
 
-    __slots__ = ("loan", "loans", "views")
+    __slots__ = ("loan", "loans", "views", "writes")
 
     def __init__(self, loan: Loan | None = None) -> None:
         self.loan = loan
         """The loan by which it was borrowed."""
         self.loans: list[Loan] = []
         """The loans by which it is lent."""
+        self.writes = 0
+        """How often operators have written to it, where that is counted: PyTorch does not count those on lists of tensors."""
         self.views: list[View] | None = None
         """If they are to be known: the tensors that were made of it, without its values."""
 
