@@ -13,13 +13,12 @@ CAUSES: dict[str, str] = {
     "as_strided_partial_views": "what lies beside a view in its memory is not shared with it; on CPUs as well",
     "cov": "rounding: weights that nearly cancel, in single precision even where the rest is double; the same difference on CPUs",
     "native_layer_norm": "rounding: equal in double precision; PyTorch makes it of other operators than on CPUs",
-    "nn_functional_batch_norm": "without training, the check of layouts refuses what DTensor has made; CPUs give the same, and why they "
-    "differ is not known",
+    "nn_functional_batch_norm": "without training, the kernel of CPUs, which this device uses, saves nothing, and PyTorch expects of other "
+    "devices that they save statistics, as CUDA does",
     "sparse_mm_reduce": "sparse tensors have no strides; on CPUs as well",
     "sparse_sampled_addmm": "sparse tensors have no strides; on CPUs as well",
     "tensor_split": "it reads a tensor of indices where it is called; on CPUs as well",
     "to_sparse": "the late device has no sparse tensors",
-    "unflatten": "a tensor without elements, in five dimensions: it did not come back within two minutes; the cause is not known",
 }
 """Why operators differ from one process's on the late device, where that was looked into."""
 _ROUNDING = "sums over processes, and over what is left of a dimension, are rounded in another order"

@@ -27,7 +27,7 @@ const YIELDS: u32 = 2;
 /// After that, how long it leaves the processor to others.
 const HANDED_OVER: Duration = Duration::from_micros(50);
 
-/// What is watched under this token is reported before any link, and also if more is ready than can be reported at once.
+/// The set of the pipes: a poll reports it before any link, and also if it has more to report than it can.
 pub(crate) const TOKEN_PIPES: u64 = u64::MAX - 3;
 
 /// What the reactor calls when a descriptor is ready; one thread at a time.
@@ -208,7 +208,9 @@ impl Reactor {
     /// Polls the links once, by the holder of the lock. `woken` runs before anything is handled.
     fn poll_once(&self, handler: &dyn Handler, limit: Option<Duration>, woken: impl FnOnce()) {
         handler.on_poll();
-        self.sets.poll_links(limit, woken, |token, readable, writable| handler.on_ready(token, readable, writable));
+        self.sets.poll_links(limit, TOKEN_PIPES, woken, |token, readable, writable| {
+            handler.on_ready(token, readable, writable)
+        });
     }
 
     /// Waits until `ready`, reading the links meanwhile if no other thread does. False if the deadline came first.

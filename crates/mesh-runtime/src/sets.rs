@@ -3,7 +3,6 @@
 //! In the models, `models/sets.rs` replaces this file.
 
 use crate::error::RuntimeError;
-use crate::reactor::TOKEN_PIPES;
 use crate::timespec::timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -117,10 +116,12 @@ impl Sets {
     }
 
     /// Sleeps until a link is ready or [`Sets::ring_leader`] is called. Calls `woken`, then `on_ready` for each ready
-    /// link with its token and whether it is readable and writable.
+    /// link with its token and whether it is readable and writable. What is watched under the token `first` comes before all
+    /// others, and also if more may be ready than can be said at once.
     pub(crate) fn poll_links(
         &self,
         limit: Option<Duration>,
+        first: u64,
         woken: impl FnOnce(),
         mut on_ready: impl FnMut(u64, bool, bool),
     ) {
@@ -130,12 +131,12 @@ impl Sets {
         let Ok((events, _)) = polled else {
             return; // A signal, which comes by its descriptor too.
         };
-        if events.len() == BATCH || events.iter().any(|event| event.data.u64() == TOKEN_PIPES) {
-            on_ready(TOKEN_PIPES, true, false);
+        if events.len() == BATCH || events.iter().any(|event| event.data.u64() == first) {
+            on_ready(first, true, false);
         }
         for event in &*events {
             let token = event.data.u64();
-            if token == TOKEN_PIPES {
+            if token == first {
                 continue;
             }
             if token == TOKEN_WAKE {

@@ -242,6 +242,16 @@ def test_operators_that_dtensor_lays_out_wrongly(mesh: Mesh, dim: int, work: Cal
     torch.testing.assert_close(fetch(work(x)), work(here))
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS, [None, None]], ids=str)
+def test_a_view_of_nothing_comes_back(mesh: Mesh, layout: Any) -> None:
+    """DTensor looks for the dimensions that belong together, here without an end."""
+    there = distribute(torch.zeros(4, 0, requires_grad=True), mesh, layout)
+    got = there.unflatten(1, (2, 0, 0, 0))
+    assert fetch(got).shape == (4, 2, 0, 0, 0)
+    (grad,) = torch.autograd.grad(got.sum(), there)
+    assert fetch(grad).shape == (4, 0)
+
+
 @pytest.mark.parametrize("form", [(2, 1, 3), (3, 1, 2), (1, 2, 1)], ids=str)
 @pytest.mark.parametrize("split", [0, 1, 2])
 @pytest.mark.parametrize("dims", [(), (0,), (1,), (-1,)], ids=str)

@@ -98,6 +98,7 @@ impl Sets {
     pub(crate) fn poll_links(
         &self,
         limit: Option<Duration>,
+        _: u64,
         woken: impl FnOnce(),
         mut on_ready: impl FnMut(u64, bool, bool),
     ) {

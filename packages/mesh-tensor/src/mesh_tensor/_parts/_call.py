@@ -375,11 +375,13 @@ class Call:
         return changed is not None and changed.args_schema[0].placements != base.placements
 
     def _is_cut(self, tensor: DTensor, shape: Sequence[int]) -> bool:
-        """Return whether a view joins or splits a dimension of which processes have parts of different sizes."""
+        """Return whether DTensor cannot view the parts: processes have parts of different sizes of a dimension that is joined or split, or the tensor has
+        no elements, where it may look for the dimensions that belong together for ever.
+        """
         layout = tensor._spec  # noqa: SLF001 - hashes once
         found = self.cuts.get(layout)
         if found is None:
-            found = self.cuts[layout] = any(
+            found = self.cuts[layout] = not tensor.numel() or any(
                 tensor.shape[dim] % parts and not is_kept(tensor.shape, dim, shape)
                 for dim, parts in parts_of(tensor).items()
             )
