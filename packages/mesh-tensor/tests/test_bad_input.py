@@ -220,6 +220,23 @@ def test_a_mesh_that_was_stopped_with_tensors_alive(preload: list[str]) -> None:
     del watching
 
 
+@pytest.mark.parametrize("view", ["per rank", "global"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_parameters_that_an_optimizer_changes_before_their_gradients_are_computed(
+    procs: ProcMesh, mesh: Mesh, view: str, fused: bool
+) -> None:
+    """VRS-1: PyTorch says so, as on one process."""
+    weight = torch.ones(3, requires_grad=True)
+    weight = (
+        (share(weight, procs) if view == "per rank" else distribute(weight, mesh)).detach().requires_grad_()
+    )
+    weight.grad = weight.detach().clone()
+    loss = (weight * weight).sum()
+    torch.optim.AdamW([weight], foreach=not fused, fused=fused).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("view", ["per rank", "global"])

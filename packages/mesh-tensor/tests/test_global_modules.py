@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -420,13 +420,20 @@ def test_a_captured_step_with_blocks_that_are_freed(mesh: Mesh, stacks: tuple[St
     assert step.replays >= 4, step.reasons
 
 
-def test_parameters_that_change_before_the_backward_pass(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda weight: weight.mul_(2), lambda weight: torch._foreach_mul_([weight], 2)],
+    ids=["one", "list"],
+)
+def test_parameters_that_change_before_the_backward_pass(
+    mesh: Mesh, stacks: tuple[Stack, Stack], change: Callable[[Any], Any]
+) -> None:
     """UNT-1."""
     plain, _ = stacks
     model = freed_after_forward(mesh, plain)
     loss = model(on_rows(mesh)).sum()
     with torch.no_grad():
-        model.blocks[0][2].weight.mul_(2)
+        change(model.blocks[0][2].weight)
     with pytest.raises(
         RuntimeError, match="was changed in place between the forward pass and the backward pass"
     ):

@@ -32,6 +32,8 @@ class Operator:
     """The one result is a list of tensors."""
     changed: frozenset[int | str] = frozenset()
     """Places and names of arguments that are changed in place."""
+    changed_lists: tuple[int | str, ...] = ()
+    """Those of them that are lists of tensors: PyTorch does not count these changes for tensors of ours (VRS-1)."""
     module: str | None = None
     """The module that defines it, if it is written in Python: to be imported where it is called."""
 
@@ -48,6 +50,7 @@ def describe(func: OpOverload) -> Operator:
     schema = func._schema  # noqa: SLF001 - as the whole of PyTorch reads it
     numbers: set[int | str] = set()
     changed: set[int | str] = set()
+    changed_lists: list[int | str] = []
     aliases: dict[str, int | str] = {}
     for place, argument in enumerate(schema.arguments):
         where: int | str = argument.name if argument.kwarg_only else place
@@ -56,6 +59,8 @@ def describe(func: OpOverload) -> Operator:
             numbers.add(argument.name)
         if argument.alias_info is not None and argument.alias_info.is_write:
             changed |= {where, argument.name}
+            if str(argument.type) == "List[Tensor]":
+                changed_lists.append(where)
             for name in argument.alias_info.before_set:
                 aliases[name] = where
     written = tuple(
@@ -74,6 +79,7 @@ def describe(func: OpOverload) -> Operator:
         written=written,
         changes_shape_in_place=torch.Tag.inplace_view in func.tags,
         changed=frozenset(changed),
+        changed_lists=tuple(changed_lists),
         module=_module(schema.name),
         lists=len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]",
     )

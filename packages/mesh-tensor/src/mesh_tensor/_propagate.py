@@ -2,6 +2,9 @@
 
 The form of results is worked out once per signature (operator, forms of the tensors, all other arguments) and remembered
 with a template that the workers know. SIG-1: two calls of one signature differ in their tensors and numbers only.
+
+VRS-1: each change of a tensor counts in its version, by which autograd knows that what it has kept was changed. PyTorch counts none of what operators on
+lists do to tensors of ours, as optimizers use them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.autograd.graph import increment_version
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -388,6 +392,10 @@ class Issuer:
             stream.append(hit.template, made[0].number if made else 0, asked.tensors, asked.scalars, caller())
         if hit.bases is not None:
             _share(hit.bases, made, asked.tensors)
+        for where in asked.operator.changed_lists:
+            for each in asked.kwargs.get(where, ()) if isinstance(where, str) else asked.args[where]:
+                if not each.is_inference():
+                    increment_version(each)
         results = hit.results
         if hit.one is not None:
             return self._made(hit.one, made[0])
