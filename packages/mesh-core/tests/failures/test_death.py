@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import slay_pid, suspend
 from core_processes import Watch, family
 from core_samples import Caller, Coroutines, Echo, Gate, exit_now
 
@@ -27,17 +27,13 @@ def own(runtime: None, fault_tolerant: None) -> Any:
 def kill(procs: ProcMesh, rank: int, number: int = signal.SIGKILL) -> int:
     pid = procs.pids[rank]
     assert pid is not None
-    watch = Watch([pid])
-    os.kill(pid, number)
     if number == signal.SIGKILL:
-        assert watch.wait() == []
-    while number == signal.SIGSTOP and state(pid) != "T":
-        os.sched_yield()  # it is on its way
+        slay_pid(pid)
+    elif number == signal.SIGSTOP:
+        suspend(pid)
+    else:
+        os.kill(pid, number)
     return pid
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_waiting_call_fails_at_once(own: ProcMesh) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
+from core_owners import suspend
 from flow_samples import Blocker, Producer, Valve, Worker, most
 
 from mesh_core import Accumulator, ActorTimeout, ProcMesh
@@ -89,7 +90,7 @@ def test_late_ranks_are_named(procs: ProcMesh, workers: Any) -> None:
 
 def test_a_stopped_process_is_reported_as_stopped(procs: ProcMesh, workers: Any) -> None:
     pid = procs.spawn("pids", Producer).pid.call().get(timeout=30).values()[2]
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         with pytest.raises(
             ActorTimeout, match=rf"process {pid} of rank 2 is stopped by a signal; SIGCONT resumes it"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from core_processes import Script
 from flow_samples import Producer, Slow, Valve, fill
 
@@ -70,15 +71,6 @@ def fill_to_the_brim(slow: Any) -> None:
             if error.budget == BUDGET:
                 return
     raise AssertionError("the window has not grown to the budget")
-
-
-def stop(pid: int) -> None:
-    """Send SIGSTOP, and wait until it has taken effect."""
-    os.kill(pid, signal.SIGSTOP)
-    until = time.monotonic() + 30
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < until
-        time.sleep(0)
 
 
 def pids(procs: ProcMesh) -> list[int]:
@@ -161,7 +153,7 @@ def test_a_stopped_process_costs_little_memory(procs: ProcMesh, slow: Any) -> No
     before = pss(*everybody)
     producer = procs.slice(gpus=1).spawn("producer", Producer)
     producer.initialized.get(timeout=30)
-    stop(everybody[1])
+    suspend(everybody[1])
     try:
         here, _ = fill(slow, bytes(10_000))
         # Messages from another worker are held by neither of the two: they pass through this process.

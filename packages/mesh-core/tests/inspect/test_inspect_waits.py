@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from core_pool import join_pool_thread
 from core_waits import WITHIN, AsyncWaiter, Freer, Waiter, late_error, until_explained
 
@@ -213,11 +214,11 @@ def test_from_an_actor(waiters: list[Any], freers: Any) -> None:
 def test_stopped_process_is_named_and_delays_nothing(waiters: list[Any]) -> None:
     (pid,) = [proc.pid for proc in inspect.snapshot().procs if proc.name == "three[1]"]
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    # Otherwise one of its threads might still answer.
+    suspend(pid)
     try:
         answer = waiters[0].ask.call_one(waiters[1])
         silent = ("three[1], which was stopped by a signal",)
-        # Until the signal takes effect, the process only fails to answer.
         graph = until(lambda graph: of(graph, "w[0]") and graph.silent == silent)
         assert of(graph, "w[0]")[0].whom == ("w[1]",)
         assert "not known: three[1], which was stopped by a signal" in str(graph)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from reply_samples import Answerer, Asker, Beside, Loose
 
 from mesh_core import (
@@ -63,11 +64,8 @@ def asking(answering: ProcMesh) -> Iterator[ProcMesh]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
-        # SIGSTOP was sent, but has taken effect only when this says so.
-        while "T (stopped)" not in Path(f"/proc/{pid}/status").read_text():
-            pass
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):

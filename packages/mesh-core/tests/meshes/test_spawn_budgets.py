@@ -8,10 +8,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from reply_samples import Beside, Heavy, Spawner
 
 from mesh_core import MailboxFull, ProcMesh, SupervisionError, Undeliverable, configured, shutdown, this_host
@@ -46,10 +46,8 @@ def there() -> Iterator[ProcMesh]:
 def stopped(procs: ProcMesh) -> Iterator[int]:
     first = procs.slice(gpus=0).spawn("beside", Beside, supervise=lambda failure: True)
     pid = first.pid.call_one().get(timeout=30)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
-        while "T (stopped)" not in Path(f"/proc/{pid}/status").read_text():
-            pass
         yield pid
     finally:
         with contextlib.suppress(ProcessLookupError):
