@@ -76,12 +76,13 @@ proptest! {
         header.set_charged(charged);
         header.set_abroad();
         header.set_printed();
+        header.set_quiet(charged);
         header.set_deadline_ms(ms);
         let header = Header::decode(&header.encode()).unwrap();
         prop_assert_eq!(Meaning::of(&header), Ok(said));
         prop_assert_eq!((header.src, header.dst), (from, to));
         prop_assert_eq!(header.sharing(), Sharing { sole, shared: !sole });
-        prop_assert_eq!((header.is_charged(), header.is_abroad()), (charged, true));
+        prop_assert_eq!((header.is_charged(), header.is_abroad(), header.is_quiet()), (charged, true, charged));
         prop_assert_eq!(header.deadline().is_some(), ms != 0);
         // An answer to it finds its call.
         if let Some(asked) = Asked::of(&header) {
@@ -106,6 +107,7 @@ proptest! {
                 if header.has_printed() {
                     again.set_printed();
                 }
+                again.set_quiet(header.is_quiet());
                 again.set_deadline_ms(header.deadline().map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap()));
                 // All fields but the place, in kinds that have none.
                 let mut bytes = header.encode();
