@@ -1,7 +1,8 @@
 """How much memory the processes of a box use together.
 
-BXM-1: what is counted does not depend on how memory was allocated: private, shared, in memory files or System V objects, mapped or not, and the tables
-of mappings. A process that does not let its keeper look counts as one that exceeds every limit.
+BXM-1: what is counted does not depend on how memory was allocated: private, shared, in memory files of any kind or System V objects, mapped or not,
+swapped out or not, and the tables of mappings. Processes that do not let their keeper look, or make that take long, count as ones that exceed every
+limit.
 """
 
 from __future__ import annotations
@@ -12,17 +13,31 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_PRIVATE = re.compile(rb"^(?:RssAnon|VmPTE):\s+(\d+) kB$", re.MULTILINE)
+_PRIVATE = re.compile(rb"^(?:RssAnon|VmSwap|VmPTE):\s+(\d+) kB$", re.MULTILINE)
 _SHARED = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
+_MAPPED_SHARE = re.compile(rb"^Pss_Shmem:\s+(\d+) kB$", re.MULTILINE)
+_OTHER = re.compile(rb"^(?:VmLck|HugetlbPages):\s+(\d+) kB$", re.MULTILINE)
+"""What may be mapped of memory files of other kinds: secret ones are locked."""
 _MAPPING = re.compile(
-    rb"^[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$(?:\n[A-Z].*)*?\nPss: +(\d+) kB$",
+    rb"^[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$(?:\n[A-Z].*)*?\nPss: +(\d+) kB$"
+    rb"(?:\n[A-Z].*)*?\nShared_Hugetlb: +(\d+) kB\nPrivate_Hugetlb: +(\d+) kB$",
     re.MULTILINE,
 )
 _BLOCK = 512
+_MEMFD_SECRET = 447
+_HUGE_SIZE_SHIFT = 26
+_MOST_FILES = 1 << 16
+"""So many descriptors are looked at in a fraction of a second; processes may share a table of a million, at no cost for them."""
+_MOST_MAPPINGS = 1 << 15
+_PIECE = 1 << 20
 _SEGMENT = b"/SYSV"
 """What the names of mapped System V memory begin with, and of no other memory files."""
 _SMALL = 64
 """About what the kernel needs for a System V message, besides its text, or for a semaphore."""
+
+
+class _Hidden(Exception):
+    """There is more to look at than can be looked at in time."""
 
 
 class Memory:
@@ -34,32 +49,40 @@ class Memory:
     def __init__(self, *, system_v: bool) -> None:
         self._system_v = system_v
         self._base = _resident("self", _PRIVATE)
-        file = os.memfd_create("mesh-probe")
-        self._device = os.fstat(file).st_dev
-        """That of memory files, and of memory that is shared without a file."""
-        os.close(file)
+        self._secret = _secret_device()
+        self._devices = {_device(0), *_huge_devices(), *self._secret}
+        """Those of memory files, and of memory that is shared without a file."""
 
     def exceeds(self, pids: Iterable[int], limit: int) -> bool:
         """Return whether these processes use more than that."""
-        pids = list(pids)
         try:
-            files = self._files(pids)
-        except PermissionError:
+            return self._known_to_exceed(list(pids), limit)
+        except (PermissionError, _Hidden):
             return True
+
+    def _known_to_exceed(self, pids: list[int], limit: int) -> bool:
+        files = self._files(pids)
         certain = sum(map(self.private, pids)) + sum(files.values()) + (_objects() if self._system_v else 0)
-        shared = {pid: size for pid in pids if (size := _resident(pid, _SHARED))}
+        other = {pid: _resident(pid, _OTHER) for pid in pids}
+        shared = {pid: size for pid in pids if (size := _resident(pid, _SHARED) + other[pid])}
         if certain + sum(shared.values()) <= limit:
             return False
-        # What is mapped by several of them, or is in a file, has been counted more than once. To know better takes longer.
-        return certain + sum(self._shares(pid, most, files) for pid, most in shared.items()) > limit
+        # What is mapped by several of them has been counted more than once. To know better takes longer.
+        shared = {pid: min(most, _mapped_share(pid, most) + other[pid]) for pid, most in shared.items()}
+        if certain + sum(shared.values()) <= limit:
+            return False
+        # So has what is in a file, which only a list of all mappings shows.
+        left = [_MOST_MAPPINGS]
+        return certain + sum(self._shares(pid, most, files, left) for pid, most in shared.items()) > limit
 
     def private(self, pid: int) -> int:
         """Return the memory of a process that is its own."""
         return max(0, _resident(pid, _PRIVATE) - self._base)
 
-    def _files(self, pids: Iterable[int]) -> dict[int, int]:
-        """Return the sizes of open memory files, by their inodes."""
+    def _files(self, pids: Iterable[int]) -> dict[tuple[int, int], int]:
+        """Return the sizes of open memory files, by their devices and inodes."""
         found = {}
+        left = _MOST_FILES
         for pid in pids:
             try:
                 with (
@@ -67,28 +90,92 @@ class Memory:
                     os.scandir(f"/proc/{pid}/fd") as entries,
                 ):
                     for each in entries:
+                        left -= 1
+                        if left < 0:
+                            raise _Hidden
                         with suppress(FileNotFoundError, ProcessLookupError):
                             about = os.stat(each.path)  # noqa: PTH116 - of many files
-                            if about.st_dev == self._device:
-                                found[about.st_ino] = about.st_blocks * _BLOCK
+                            if about.st_dev in self._devices:
+                                # Secret ones have no count of blocks.
+                                is_secret = about.st_dev in self._secret
+                                size = about.st_size if is_secret else about.st_blocks * _BLOCK
+                                found[about.st_dev, about.st_ino] = size
             except PermissionError:
                 # Nor may users look at their processes that are about to end, which have no memory any more.
                 if _resident(pid, _PRIVATE):
                     raise
         return found
 
-    def _shares(self, pid: int, most: int, files: dict[int, int]) -> int:
+    def _shares(self, pid: int, most: int, files: dict[tuple[int, int], int], left: list[int]) -> int:
         """Return a process's shares of memory that it and others have mapped, except for what counts otherwise."""
         try:
-            told = Path(f"/proc/{pid}/smaps").read_bytes()
+            told = _mappings(pid, left)
         except OSError:
             return most
-        return sum(
-            int(kilobytes) << 10
-            for major, minor, inode, name, kilobytes in _MAPPING.findall(told)
-            if os.makedev(int(major, 16), int(minor, 16)) == self._device
-            and not (self._system_v if name.startswith(_SEGMENT) else int(inode) in files)
-        )
+        share = 0
+        for major, minor, inode, name, *kilobytes in _MAPPING.findall(told):
+            file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
+            if file[0] not in self._devices:
+                continue
+            if not (self._system_v if name.startswith(_SEGMENT) else file in files):
+                share += sum(map(int, kilobytes)) << 10
+        return share
+
+
+def _device(flags: int) -> int:
+    """Return the device of memory files of a kind."""
+    file = os.memfd_create("mesh-probe", flags)
+    try:
+        return os.fstat(file).st_dev
+    finally:
+        os.close(file)
+
+
+def _huge_devices() -> set[int]:
+    """Return those of memory files in huge pages, of each size that there is."""
+    found = set()
+    with suppress(OSError):
+        for each in os.listdir("/sys/kernel/mm/hugepages"):  # noqa: PTH208 - names are wanted
+            size = int(each.removeprefix("hugepages-").removesuffix("kB")) << 10
+            with suppress(OSError):
+                found.add(_device(os.MFD_HUGETLB | (size.bit_length() - 1) << _HUGE_SIZE_SHIFT))
+    return found
+
+
+def _secret_device() -> set[int]:
+    """Return that of files that even the kernel has not mapped, if there are such."""
+    try:
+        import ctypes
+    except ImportError:  # an interpreter without it
+        return set()
+    file = ctypes.CDLL(None).syscall(_MEMFD_SECRET, os.O_CLOEXEC)
+    if file < 0:
+        return set()
+    try:
+        return {os.fstat(file).st_dev}
+    finally:
+        os.close(file)
+
+
+def _mapped_share(pid: int, most: int) -> int:
+    """Return a process's shares of mapped memory files, as the kernel sums them up."""
+    try:
+        found = _MAPPED_SHARE.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+    except OSError:
+        found = None
+    return most if found is None else int(found[1]) << 10
+
+
+def _mappings(pid: int, left: list[int]) -> bytes:
+    """Return the list of a process's mappings, of which the keeper reads so many in all."""
+    told = bytearray()
+    with open(f"/proc/{pid}/smaps", "rb", buffering=0) as file:  # noqa: PTH123 - read in pieces
+        while piece := file.read(_PIECE):
+            told += piece
+            left[0] -= piece.count(b"\nPss:")
+            if left[0] < 0:
+                raise _Hidden
+    return bytes(told)
 
 
 def _resident(pid: int | str, kind: re.Pattern[bytes]) -> int:
