@@ -88,12 +88,24 @@ def test_folders_that_are_hard_to_remove(boxes: Sandboxes) -> None:
             "import os\n"
             "for n in range(100): os.makedirs(f'{n}/a/b'); open(f'{n}/a/c', 'w').close()\n"
             "for n in range(50): os.chmod(f'{n}/a', 0)\n"
-            "os.symlink('/', 'root'); os.mkfifo('fifo'); os.chmod('.', 0)"
+            "os.symlink('/', 'root'); os.mkfifo('fifo'); os.chmod('.', 0)\n"
         )
         box.call(exec, code)
         folder = box.folder
     inside.wait_until(lambda: not folder.exists())
     assert Path("/usr").exists()
+
+
+@pytest.mark.parametrize("beside", [0, 100])
+def test_a_folder_that_is_too_deep_to_remove_step_by_step(boxes: Sandboxes, beside: int) -> None:
+    """It would end the template, and so the boxes of all others."""
+    with boxes.take(SOON) as other:
+        with boxes.take(SOON) as box:
+            code = f"import os\nfor n in range({beside}): os.mkdir(str(n))\nfor n in range(1200): os.mkdir('deep'); os.chdir('deep')"
+            box.call(exec, code)
+            folder = box.folder
+        inside.wait_until(lambda: not folder.exists())
+        assert other.call(len, "four") == 4
 
 
 def test_the_template_does_not_grow(boxes: Sandboxes) -> None:
