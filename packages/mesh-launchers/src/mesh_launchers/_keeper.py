@@ -41,6 +41,7 @@ from mesh_launchers._contract import (
     Report,
     options_of,
 )
+from mesh_launchers._dialing import check_dial
 from mesh_launchers._errors import JobExists, LaunchError
 from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._kept import Kept
@@ -543,6 +544,7 @@ class Keeper:
 
     async def _dial_visitor(self, client: _Client, numbers: list[int], address: str) -> None:
         """Let hosts that connect to the script connect to a visitor too."""
+        check_dial(address)
         launcher = self._begun()
         if not isinstance(launcher, DialingLauncher):
             raise LaunchError(
