@@ -531,7 +531,7 @@ def test_what_enforces_the_limits_is_hidden_before_anything_runs_beside_it(
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("how", ["unshare", "clone", "clone3"])
+@pytest.mark.parametrize("how", ["unshare", "clone", "clone3", "setns"])
 def test_a_box_gets_no_privileges_by_a_user_namespace(boxes: Sandboxes, how: str) -> None:
     """It could make further namespaces with these, in which its memory would not be counted."""
     with boxes.take(SOON) as box:
@@ -553,6 +553,7 @@ def test_no_network(boxes: Sandboxes) -> None:
         assert box.call(inside.families) == {
             name: errno.EAFNOSUPPORT if name == "AF_VSOCK" else why for name, why in outside.items()
         }
+        assert box.call(inside.pairs) == {"AF_UNIX": 0, "AF_INET": errno.EAFNOSUPPORT}
 
 
 def test_privileges_are_gone(box: Sandbox) -> None:
