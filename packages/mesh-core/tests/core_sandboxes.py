@@ -180,6 +180,13 @@ def spin() -> None:
         pass
 
 
+def scream(what: bytes) -> None:
+    """End this process after much output."""
+    for _ in range(16):
+        os.write(2, what * (4096 // len(what)))
+    os.abort()
+
+
 def crash(how: str) -> None:
     """End this process."""
     sys.stderr.write("last words\n")

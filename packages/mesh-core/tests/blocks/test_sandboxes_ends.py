@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +80,27 @@ def test_a_tree_ends_when_its_worker_dies(boxes: Sandboxes) -> None:
         with pytest.raises(SandboxDied):
             box.call(os._exit, 0)
         assert tree.ended()
+
+
+@pytest.mark.parametrize("what", [b"\0", b"\xff", b"\x1b", "\U0001f600".encode()])
+def test_no_output_hides_how_a_box_has_ended(boxes: Sandboxes, what: bytes) -> None:
+    """Control characters are told in six times as many."""
+    with boxes.take(SOON) as box, pytest.raises(SandboxDied, match="SIGABRT") as died:
+        box.call(inside.scream, what)
+    assert died.value.exitcode == -signal.SIGABRT
+    assert set(died.value.output) == set(what.decode(errors="replace"))
+    assert "\0" not in str(died.value)
+    assert "\x1b" not in str(died.value)
+
+
+def test_errors_of_code_in_a_box_do_not_control_a_terminal(boxes: Sandboxes) -> None:
+    """As Python shows them where nobody catches them."""
+    with boxes.take(SOON) as box, pytest.raises(SandboxError) as raised:
+        box.call(exec, "class Odd(Exception):\n    pass\nraise Odd('\\x1b]52;c;\\7')")
+    shown = "".join(traceback.format_exception_only(raised.value))
+    assert "Odd" in shown
+    assert "\x1b" not in shown
+    assert "\7" not in shown
 
 
 def test_folders_that_are_hard_to_remove(boxes: Sandboxes) -> None:

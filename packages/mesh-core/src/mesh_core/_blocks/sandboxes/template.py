@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import select
@@ -320,7 +321,9 @@ class Template:
         folder = f"{self._scratch}/{box}"
         few = False
         with suppress(OSError), os.scandir(folder) as entries:
-            few = sum(_FEW if entry.is_dir(follow_symlinks=False) else 1 for entry in entries) < _FEW
+            # However many there are, others wait here for so few.
+            first = list(itertools.islice(entries, _FEW))
+            few = len(first) < _FEW and not any(entry.is_dir(follow_symlinks=False) for entry in first)
         if not few:
             with suppress(OSError):
                 pid = os.fork()
