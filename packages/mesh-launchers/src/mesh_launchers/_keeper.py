@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core import Credentials
-from mesh_core.extensions import peer_of, require_same_namespaces
+from mesh_core.extensions import peer_of, printable, require_same_namespaces
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import Use
 from mesh_launchers._comparing import compare
@@ -273,9 +273,10 @@ class Keeper:
             before.name,
             before.mesh,
             phase,
-            why,
+            # It may be another machine's words, and is shown on terminals.
+            printable(why),
             report.address if phase is Phase.RUNNING else None,
-            differs,
+            tuple(map(printable, differs)),
         )
         if self._kept is not None:
             self._kept.heard(self._hosts[report.number])
