@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ SOON = 30.0
 MODES = {"isolated": None, "plain": False}
 kept: list[int] = []
 kept_maps: list[mmap.mmap] = []
+kept_bytes: list[bytes] = []
 
 
 class Odd(Exception):
@@ -71,6 +73,13 @@ def fill(kind: str, megabytes: int) -> None:
     if kind == "descriptors":
         # A file in each process would be too few; all of these share one table, which costs them nothing.
         fill_descriptors(megabytes)
+    elif kind == "table":
+        filling = threading.Thread(target=fill_own_table, args=(megabytes,))
+        filling.start()
+        filling.join()
+    elif kind == "threads":
+        # Each of them is within the limit.
+        kept.extend(live_without_first_thread(megabytes) for _ in range(3))
     elif kind == "secret":
         for _ in range(megabytes):
             keep_secret(1)[1].close()
@@ -96,6 +105,31 @@ def keep_secret(megabytes: int) -> tuple[int, mmap.mmap]:
     for page in range(0, megabytes << 20, mmap.PAGESIZE):
         mapped[page] = 1
     return file, mapped
+
+
+def fill_own_table(megabytes: int) -> None:
+    """Fill memory files that only this thread has open, and wait for the end."""
+    checked(ctypes.CDLL(None, use_errno=True).unshare(0x400))
+    for _ in range(megabytes):
+        os.write(os.memfd_create("filled"), bytes(1 << 20))
+    time.sleep(1000)
+
+
+def live_without_first_thread(megabytes: int = 0) -> int:
+    """Start a process whose first thread ends, while another one has that much memory."""
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(
+            target=lambda: (kept_bytes.append(b"1" * (megabytes << 20)), time.sleep(1000))
+        ).start()
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+    return pid
+
+
+def fork_without_first_threads(count: int) -> None:
+    for _ in range(count):
+        live_without_first_thread()
+    time.sleep(1000)
 
 
 def fill_descriptors(each: int) -> None:

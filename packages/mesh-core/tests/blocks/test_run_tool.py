@@ -156,9 +156,10 @@ def waits(tree: Pipe) -> list[str]:
 
 
 @pytest.mark.slow
-def test_remaining_processes_end_with_the_tool(tree: Pipe) -> None:
+@pytest.mark.parametrize("kind", ["daemon", "headless"])
+def test_remaining_processes_end_with_the_tool(tree: Pipe, kind: str) -> None:
     """TOOL-1, after the tool itself has ended."""
-    result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting("daemon", tree)])
+    result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting(kind, tree)])
     assert result.limit is None
     tree.wait_for(1)
     assert tree.ended()

@@ -175,6 +175,11 @@ def test_limits(boxes: Sandboxes) -> None:
             box.call(inside.fork, 10)
         assert died.value.limit == "pids"
     with boxes.take(SOON) as box:
+        # They run, although their first threads have ended.
+        with pytest.raises(SandboxDied, match="exceeded its limit pids=") as died:
+            box.call(inside.fork_without_first_threads, 10, timeout=SOON)
+        assert died.value.limit == "pids"
+    with boxes.take(SOON) as box:
         # Each has less than the limit, all together have more.
         together = "import os, time; os.fork(); os.fork(); x = bytearray(b'1') * (60 << 20); time.sleep(60)"
         with pytest.raises(SandboxDied, match="exceeded its limit memory="):
@@ -185,14 +190,16 @@ def test_limits(boxes: Sandboxes) -> None:
         assert died.value.limit == "cpu"
 
 
-@pytest.mark.parametrize("kind", ["anonymous", "mapped", "unmapped", "hidden", "secret", "descriptors"])
+@pytest.mark.parametrize(
+    "kind", ["anonymous", "mapped", "unmapped", "hidden", "secret", "descriptors", "table", "threads"]
+)
 def test_memory_that_can_be_shared_is_limited(boxes: Sandboxes, kind: str) -> None:
     """BXM-1: `memory=` is 128 MiB."""
     if kind == "secret" and not has_secret_memory():
         pytest.skip("the kernel has no secret memory")
     if kind == "descriptors" and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 13_000:
         pytest.skip("too few descriptors are allowed here to keep a look busy")
-    much = {"hidden": 1, "descriptors": 12_000}.get(kind, 130)
+    much = {"hidden": 1, "descriptors": 12_000, "threads": 50}.get(kind, 130)
     with boxes.take(SOON) as box, pytest.raises(SandboxDied, match="exceeded its limit memory=") as caught:
         box.call(inside.fill, kind, much, timeout=SOON)
     assert caught.value.limit == "memory"

@@ -62,7 +62,7 @@ def test_output_is_not_an_answer(boxes: Sandboxes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["daemon", "deaf", "stopped", "workers"])
+@pytest.mark.parametrize("kind", ["daemon", "deaf", "stopped", "workers", "headless"])
 def test_trees_end_with_their_box(boxes: Sandboxes, kind: str) -> None:
     with boxes.take(SOON) as box, pipe(box.folder / "fifo") as tree:
         box.call(inside.plant, kind, tree.path)

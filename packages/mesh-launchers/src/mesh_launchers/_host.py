@@ -251,8 +251,9 @@ def _has_living(group: int) -> bool:
     """Whether a process group has a member that has not ended; one that nobody reaps has."""
     for each in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, _, of = each.read_text().rpartition(") ")[2].split(" ", 3)[:3]
-            if int(of) == group and state not in "ZX":
+            found = each.read_text(errors="replace").rpartition(") ")[2].split()
+            # The first thread may have ended, and others go on.
+            if int(found[2]) == group and (found[0] not in "ZX" or int(found[17]) > 1):
                 return True
     return False
 

@@ -1,7 +1,7 @@
 """How much memory the processes of a box use together.
 
 BXM-1: what is counted does not depend on how memory was allocated: private, shared, in memory files of any kind or System V objects, mapped or not,
-swapped out or not, and the tables of mappings. Processes that do not let their keeper look, or make that take long, count as ones that exceed every
+swapped out or not, in whichever thread's table of descriptors, and the tables of mappings. Processes that do not let their keeper look, or make that take long, count as ones that exceed every
 limit.
 """
 
@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from mesh_core._system.process_marks import task_of
+
+try:
+    import ctypes
+except ImportError:  # an interpreter without it
+    _SYSCALL: Any = None
+else:
+    _SYSCALL = ctypes.CDLL(None).syscall
 
 _PRIVATE = re.compile(rb"^(?:RssAnon|VmSwap|VmPTE):\s+(\d+) kB$", re.MULTILINE)
 _SHARED = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
@@ -25,6 +35,8 @@ _MAPPING = re.compile(
 )
 _BLOCK = 512
 _MEMFD_SECRET = 447
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
+_KCMP_FILES = 2
 _HUGE_SIZE_SHIFT = 26
 _MOST_FILES = 1 << 16
 """So many descriptors are looked at in a fraction of a second; processes may share a table of a million, at no cost for them."""
@@ -49,6 +61,8 @@ class Memory:
     def __init__(self, *, system_v: bool) -> None:
         self._system_v = system_v
         self._base = _resident("self", _PRIVATE)
+        self._compares = _has_one_table(os.getpid(), os.getpid())
+        """Whether the kernel says which threads have tables of their own; some containers forbid to ask."""
         self._secret = _secret_device()
         self._devices = {_device(0), *_huge_devices(), *self._secret}
         """Those of memory files, and of memory that is shared without a file."""
@@ -56,60 +70,66 @@ class Memory:
     def exceeds(self, pids: Iterable[int], limit: int) -> bool:
         """Return whether these processes use more than that."""
         try:
-            return self._known_to_exceed(list(pids), limit)
+            return self._known_to_exceed(list(map(task_of, pids)), limit)
         except (PermissionError, _Hidden):
             return True
 
-    def _known_to_exceed(self, pids: list[int], limit: int) -> bool:
-        files = self._files(pids)
-        certain = sum(map(self.private, pids)) + sum(files.values()) + (_objects() if self._system_v else 0)
-        other = {pid: _resident(pid, _OTHER) for pid in pids}
-        shared = {pid: size for pid in pids if (size := _resident(pid, _SHARED) + other[pid])}
+    def _known_to_exceed(self, tasks: list[str], limit: int) -> bool:
+        files = self._files(tasks)
+        certain = sum(map(self._private, tasks)) + sum(files.values()) + (_objects() if self._system_v else 0)
+        other = {task: _resident(task, _OTHER) for task in tasks}
+        shared = {task: size for task in tasks if (size := _resident(task, _SHARED) + other[task])}
         if certain + sum(shared.values()) <= limit:
             return False
         # What is mapped by several of them has been counted more than once. To know better takes longer.
-        shared = {pid: min(most, _mapped_share(pid, most) + other[pid]) for pid, most in shared.items()}
+        shared = {task: min(most, _mapped_share(task, most) + other[task]) for task, most in shared.items()}
         if certain + sum(shared.values()) <= limit:
             return False
         # So has what is in a file, which only a list of all mappings shows.
         left = [_MOST_MAPPINGS]
-        return certain + sum(self._shares(pid, most, files, left) for pid, most in shared.items()) > limit
+        return certain + sum(self._shares(task, most, files, left) for task, most in shared.items()) > limit
 
     def private(self, pid: int) -> int:
         """Return the memory of a process that is its own."""
-        return max(0, _resident(pid, _PRIVATE) - self._base)
+        return self._private(task_of(pid))
 
-    def _files(self, pids: Iterable[int]) -> dict[tuple[int, int], int]:
+    def _private(self, task: str) -> int:
+        return max(0, _resident(task, _PRIVATE) - self._base)
+
+    def _files(self, tasks: Iterable[str]) -> dict[tuple[int, int], int]:
         """Return the sizes of open memory files, by their devices and inodes."""
         found = {}
         left = _MOST_FILES
-        for pid in pids:
+        for task in tasks:
             try:
-                with (
-                    suppress(FileNotFoundError, ProcessLookupError),
-                    os.scandir(f"/proc/{pid}/fd") as entries,
-                ):
-                    for each in entries:
-                        left -= 1
-                        if left < 0:
-                            raise _Hidden
-                        with suppress(FileNotFoundError, ProcessLookupError):
-                            about = os.stat(each.path)  # noqa: PTH116 - of many files
-                            if about.st_dev in self._devices:
-                                # Secret ones have no count of blocks.
-                                is_secret = about.st_dev in self._secret
-                                size = about.st_size if is_secret else about.st_blocks * _BLOCK
-                                found[about.st_dev, about.st_ino] = size
+                for table in _tables(task) if self._compares else (task,):
+                    left = self._look_at(table, found, left)
             except PermissionError:
                 # Nor may users look at their processes that are about to end, which have no memory any more.
-                if _resident(pid, _PRIVATE):
+                if _resident(task, _PRIVATE):
                     raise
         return found
 
-    def _shares(self, pid: int, most: int, files: dict[tuple[int, int], int], left: list[int]) -> int:
+    def _look_at(self, task: str, found: dict[tuple[int, int], int], left: int) -> int:
+        """Add what a thread has open; return how many more descriptors may be looked at."""
+        with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{task}/fd") as entries:
+            for each in entries:
+                left -= 1
+                if left < 0:
+                    raise _Hidden
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    about = os.stat(each.path)  # noqa: PTH116 - of many files
+                    if about.st_dev in self._devices:
+                        # Secret ones have no count of blocks.
+                        is_secret = about.st_dev in self._secret
+                        size = about.st_size if is_secret else about.st_blocks * _BLOCK
+                        found[about.st_dev, about.st_ino] = size
+        return left
+
+    def _shares(self, task: str, most: int, files: dict[tuple[int, int], int], left: list[int]) -> int:
         """Return a process's shares of memory that it and others have mapped, except for what counts otherwise."""
         try:
-            told = _mappings(pid, left)
+            told = _mappings(task, left)
         except OSError:
             return most
         share = 0
@@ -120,6 +140,26 @@ class Memory:
             if not (self._system_v if name.startswith(_SEGMENT) else file in files):
                 share += sum(map(int, kilobytes)) << 10
         return share
+
+
+def _tables(task: str) -> Iterator[str]:
+    """Yield the threads of a process that have tables of descriptors of their own; all others have that of the first."""
+    yield task
+    pid, first = int(task.partition("/")[0]), int(task.rpartition("/")[2])
+    try:
+        names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are wanted
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    if len(names) > 1:
+        for name in names:
+            if int(name) != first and not _has_one_table(first, int(name)):
+                yield f"{pid}/task/{name}"
+
+
+def _has_one_table(one: int, other: int) -> bool:
+    if _SYSCALL is None or _KCMP is None:
+        return False
+    return bool(_SYSCALL(_KCMP, one, other, _KCMP_FILES, 0, 0) == 0)
 
 
 def _device(flags: int) -> int:
@@ -144,11 +184,7 @@ def _huge_devices() -> set[int]:
 
 def _secret_device() -> set[int]:
     """Return that of files that even the kernel has not mapped, if there are such."""
-    try:
-        import ctypes
-    except ImportError:  # an interpreter without it
-        return set()
-    file = ctypes.CDLL(None).syscall(_MEMFD_SECRET, os.O_CLOEXEC)
+    file = -1 if _SYSCALL is None else _SYSCALL(_MEMFD_SECRET, os.O_CLOEXEC)
     if file < 0:
         return set()
     try:
@@ -157,19 +193,19 @@ def _secret_device() -> set[int]:
         os.close(file)
 
 
-def _mapped_share(pid: int, most: int) -> int:
+def _mapped_share(task: str, most: int) -> int:
     """Return a process's shares of mapped memory files, as the kernel sums them up."""
     try:
-        found = _MAPPED_SHARE.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+        found = _MAPPED_SHARE.search(Path(f"/proc/{task}/smaps_rollup").read_bytes())
     except OSError:
         found = None
     return most if found is None else int(found[1]) << 10
 
 
-def _mappings(pid: int, left: list[int]) -> bytes:
+def _mappings(task: str, left: list[int]) -> bytes:
     """Return the list of a process's mappings, of which the keeper reads so many in all."""
     told = bytearray()
-    with open(f"/proc/{pid}/smaps", "rb", buffering=0) as file:  # noqa: PTH123 - read in pieces
+    with open(f"/proc/{task}/smaps", "rb", buffering=0) as file:  # noqa: PTH123 - read in pieces
         while piece := file.read(_PIECE):
             told += piece
             left[0] -= piece.count(b"\nPss:")
@@ -178,10 +214,10 @@ def _mappings(pid: int, left: list[int]) -> bytes:
     return bytes(told)
 
 
-def _resident(pid: int | str, kind: re.Pattern[bytes]) -> int:
+def _resident(task: str, kind: re.Pattern[bytes]) -> int:
     """Return the bytes of one kind."""
     try:
-        return sum(map(int, kind.findall(Path(f"/proc/{pid}/status").read_bytes()))) << 10
+        return sum(map(int, kind.findall(Path(f"/proc/{task}/status").read_bytes()))) << 10
     except OSError:
         return 0
 
