@@ -98,7 +98,7 @@ class Memory:
 
     def _files(self, tasks: Iterable[str]) -> dict[tuple[int, int], int]:
         """Return the sizes of open memory files, by their devices and inodes."""
-        found = {}
+        found: dict[tuple[int, int], int] = {}
         left = _MOST_FILES
         for task in tasks:
             try:
