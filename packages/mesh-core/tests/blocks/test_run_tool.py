@@ -365,6 +365,11 @@ ESCAPES = {
     "lowered": "resource.setrlimit(10, (5, 5))",
     "detached": "resource.setrlimit(10, (hard, hard))",
     "lowered in a child": "os.fork() and os._exit(os.wait()[1]); resource.setrlimit(10, (5, 5))",
+    "in a child of the tool's parent": (
+        "__import__('ctypes').CDLL(None).syscall("
+        "{'x86_64': 56, 'aarch64': 220}[os.uname().machine], 0x8011, 0, 0, 0, 0) and os._exit(0); "
+        "resource.setrlimit(10, (5, 5)); os.setsid(); __import__('time').sleep(1000)"
+    ),
     "of another tool": "resource.setrlimit(10, ((1 << 22) - 1, hard))",
 }
 ESCAPE = """

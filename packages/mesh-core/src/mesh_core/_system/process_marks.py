@@ -259,11 +259,16 @@ def all_pids() -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process with one thread."""
+    """Return the children of a process."""
+    found: list[int] = []
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
-            return [int(child) for child in file.read().split()]
-    except FileNotFoundError:  # it has ended, or this is a kernel without CONFIG_PROC_CHILDREN
+        for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - much faster
+            with open(f"/proc/{pid}/task/{name}/children", "rb") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+        return found
+    except (
+        FileNotFoundError
+    ):  # a thread has ended, or all have, or this is a kernel without CONFIG_PROC_CHILDREN
         seen = look_at_all(all_pids())
         return [child for child, each in seen.items() if each.parent == pid]
 
