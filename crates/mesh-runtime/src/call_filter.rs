@@ -1,7 +1,8 @@
 //! A filter of system calls for sandboxes, of what namespaces leave open.
 //!
 //! * The kernel's keys are kept apart by nothing: who knows the number of a key, which `/proc/keys` shows, may do with it what its user may.
-//! * In a user namespace of its own, a process has all privileges again. It could make other namespaces there, in which nobody counts its memory.
+//! * In a user namespace of its own, a process has all privileges again. It could make other namespaces there, in which nobody counts its memory. So it
+//!   has in one that its user has made elsewhere, if it finds that in the file system.
 //! * A network namespace says nothing of some families of sockets: with `AF_VSOCK`, a process in an empty one still reaches other processes of the
 //!   machine, and the host of a virtual machine. `io_uring` makes sockets without that system call, so it is refused too.
 //! * The first process of a namespace of processes, which enforces the limits of a sandbox, has the same user as the others. These may not signal it, but
@@ -14,9 +15,10 @@ use std::io;
 const MACHINE: (u32, Foreign) = (
     0xC000_003E,
     Foreign {
-        sockets: [102, 359, 425],
+        sockets: [102, 359, 360, 425],
         keys: [286, 287, 288],
         unshare: 310,
+        setns: 346,
         by_number: [154, 156, 241, 340, 351],
         by_kind: [97, 289],
     },
@@ -25,9 +27,10 @@ const MACHINE: (u32, Foreign) = (
 const MACHINE: (u32, Foreign) = (
     0xC000_00B7,
     Foreign {
-        sockets: [102, 281, 425],
+        sockets: [102, 281, 288, 425],
         keys: [309, 310, 311],
         unshare: 337,
+        setns: 375,
         by_number: [154, 156, 241, 369, 380],
         by_kind: [97, 314],
     },
@@ -36,10 +39,11 @@ const MACHINE: (u32, Foreign) = (
 /// System calls of programs of another architecture.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 struct Foreign {
-    /// `socketcall`, `socket` and `io_uring_setup`.
-    sockets: [u32; 3],
+    /// `socketcall`, `socket`, `socketpair` and `io_uring_setup`.
+    sockets: [u32; 4],
     keys: [u32; 3],
     unshare: u32,
+    setns: u32,
     /// Those that change the process which is their first argument.
     by_number: [u32; 5],
     /// Those that change the processes of the kind which is their first argument, and which is named by the second one.
@@ -161,6 +165,7 @@ fn filter(sockets: bool, first_process: bool) -> Vec<libc::sock_filter> {
     let users = When::Has(0, libc::CLONE_NEWUSER.unsigned_abs());
     both(libc::SYS_unshare, others.unshare, users, libc::EPERM);
     both(libc::SYS_clone, FOREIGN_CLONE, users, libc::EPERM);
+    both(libc::SYS_setns, others.setns, When::Always, libc::EPERM);
     // Its flags are in memory, where a filter does not see them. Libraries use the older one instead.
     both(libc::SYS_clone3, libc::SYS_clone3 as u32, When::Always, libc::ENOSYS);
     if first_process {
@@ -182,11 +187,15 @@ fn filter(sockets: bool, first_process: bool) -> Vec<libc::sock_filter> {
     }
     if sockets {
         native.extend(rule(libc::SYS_io_uring_setup as u32, When::Always, libc::ENOSYS));
-        native.extend([equal(libc::SYS_socket as u32, 2 + 2 * FAMILIES.len() as u8), load(ARGUMENTS[0])]);
-        for family in FAMILIES {
-            native.extend([equal(family.unsigned_abs(), 1), allow]);
+        // All families that have pairs but this one are for networks.
+        let pairs = [libc::AF_UNIX];
+        for (number, families) in [(libc::SYS_socketpair, &pairs[..]), (libc::SYS_socket, &FAMILIES[..])] {
+            native.extend([equal(number as u32, 2 + 2 * families.len() as u8), load(ARGUMENTS[0])]);
+            for family in families {
+                native.extend([equal(family.unsigned_abs(), 1), allow]);
+            }
+            native.push(refuse(libc::EAFNOSUPPORT));
         }
-        native.push(refuse(libc::EAFNOSUPPORT));
         for number in others.sockets {
             foreign.extend(rule(number, When::Always, libc::ENOSYS));
         }

@@ -58,12 +58,18 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
 }
 
 fn started_at(path: &str) -> Option<u64> {
-    let stat = std::fs::read_to_string(path).ok()?;
+    start_in(&std::fs::read(path).ok()?)
+}
+
+fn start_in(stat: &[u8]) -> Option<u64> {
     // The name, in brackets, may hold anything.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    match fields.next()? {
-        "Z" | "X" => None,
-        _ => fields.nth(18)?.parse().ok(),
+    let behind = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let fields: Vec<&str> = std::str::from_utf8(&stat[behind..]).ok()?.split_ascii_whitespace().collect();
+    // The first thread may have ended, and others go on: the state is its own.
+    let threads = fields.get(17)?.parse::<u64>().ok()?;
+    match *fields.first()? {
+        "Z" | "X" if threads <= 1 => None,
+        _ => fields.get(19)?.parse().ok(),
     }
 }
 
@@ -86,4 +92,25 @@ pub(crate) fn namespace(kind: &str) -> u64 {
     let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
     let digits: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::start_in;
+
+    fn stat(name: &[u8], state: &str, threads: u32) -> Vec<u8> {
+        let behind = format!(") {state} 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 {threads} 18 4711 20 21\n");
+        [b"77 (", name, behind.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_process_has_ended_with_its_last_thread() {
+        for name in [b"python".as_slice(), b") Z 1 (", b"\xff\n"] {
+            assert_eq!(start_in(&stat(name, "S", 1)), Some(4711));
+            assert_eq!(start_in(&stat(name, "Z", 2)), Some(4711));
+            assert_eq!(start_in(&stat(name, "Z", 1)), None);
+            assert_eq!(start_in(&stat(name, "X", 1)), None);
+        }
+        assert_eq!(start_in(b""), None);
+    }
 }

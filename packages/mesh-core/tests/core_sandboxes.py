@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ SOON = 30.0
 MODES = {"isolated": None, "plain": False}
 kept: list[int] = []
 kept_maps: list[mmap.mmap] = []
+kept_bytes: list[bytes] = []
 
 
 class Odd(Exception):
@@ -68,7 +70,20 @@ def fill(kind: str, megabytes: int) -> None:
     """Fill memory that can be shared, and wait for the end."""
     if kind == "hidden":
         ctypes.CDLL(None).prctl(4, 0)  # nobody may look at this process
-    if kind == "anonymous":
+    if kind == "descriptors":
+        # A file in each process would be too few; all of these share one table, which costs them nothing.
+        fill_descriptors(megabytes)
+    elif kind == "table":
+        filling = threading.Thread(target=fill_own_table, args=(megabytes,))
+        filling.start()
+        filling.join()
+    elif kind == "threads":
+        # Each of them is within the limit.
+        kept.extend(live_without_first_thread(megabytes) for _ in range(3))
+    elif kind == "secret":
+        for _ in range(megabytes):
+            keep_secret(1)[1].close()
+    elif kind == "anonymous":
         kept_maps.append(mmap.mmap(-1, megabytes << 20))
         for _ in range(megabytes):
             kept_maps[0].write(bytes(1 << 20))
@@ -80,6 +95,52 @@ def fill(kind: str, megabytes: int) -> None:
             if kind == "mapped":
                 kept_maps.append(mmap.mmap(file, 1 << 20))
     signal.pause()
+
+
+def keep_secret(megabytes: int) -> tuple[int, mmap.mmap]:
+    """Memory in a file that even the kernel has not mapped, and which stays open."""
+    file = checked(ctypes.CDLL(None, use_errno=True).syscall(447, 0))
+    os.ftruncate(file, megabytes << 20)
+    mapped = mmap.mmap(file, megabytes << 20)
+    for page in range(0, megabytes << 20, mmap.PAGESIZE):
+        mapped[page] = 1
+    return file, mapped
+
+
+def fill_own_table(megabytes: int) -> None:
+    """Fill memory files that only this thread has open, and wait for the end."""
+    checked(ctypes.CDLL(None, use_errno=True).unshare(0x400))
+    for _ in range(megabytes):
+        os.write(os.memfd_create("filled"), bytes(1 << 20))
+    time.sleep(1000)
+
+
+def live_without_first_thread(megabytes: int = 0) -> int:
+    """Start a process whose first thread ends, while another one has that much memory."""
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(
+            target=lambda: (kept_bytes.append(b"1" * (megabytes << 20)), time.sleep(1000))
+        ).start()
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+    return pid
+
+
+def fork_without_first_threads(count: int) -> None:
+    for _ in range(count):
+        live_without_first_thread()
+    time.sleep(1000)
+
+
+def fill_descriptors(each: int) -> None:
+    """Start processes that share a table of that many descriptors."""
+    call, clone = ctypes.CDLL(None), {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    for _ in range(each):
+        os.dup(0)
+    files_and_end = 0x400 | signal.SIGCHLD
+    while call.syscall(clone, files_and_end, 0, 0, 0, 0) > 0 and len(kept) < 6:
+        kept.append(0)
 
 
 def fill_kernel(kind: str, megabytes: int) -> None:
@@ -133,6 +194,8 @@ def new_user_namespace(how: str) -> int:
             "unshare": lambda: call.unshare(new),
             "clone": lambda: call.syscall(number, new | signal.SIGCHLD, 0, 0, 0, 0),
             "clone3": lambda: call.syscall(435, arguments, 88),
+            # Outside, this one says that the process is there already.
+            "setns": lambda: call.setns(os.open("/proc/self/ns/user", os.O_RDONLY), new),
         }[how]()
         os._exit(ctypes.get_errno() if done < 0 else 0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -149,6 +212,13 @@ def knock(path: str) -> bytes:
 def spin() -> None:
     while True:
         pass
+
+
+def scream(what: bytes) -> None:
+    """End this process after much output."""
+    for _ in range(16):
+        os.write(2, what * (4096 // len(what)))
+    os.abort()
 
 
 def crash(how: str) -> None:
@@ -236,6 +306,19 @@ def families() -> dict[str, int]:
         kind = socket.SOCK_RAW if name == "AF_NETLINK" else socket.SOCK_STREAM
         try:
             socket.socket(getattr(socket, name), kind).close()
+            found[name] = 0
+        except OSError as error:
+            found[name] = error.errno or -1
+    return found
+
+
+def pairs() -> dict[str, int]:
+    """Why a pair of sockets of each family is refused, by its name; 0 where it is not."""
+    found = {}
+    for name in ("AF_UNIX", "AF_INET"):
+        try:
+            for each in socket.socketpair(getattr(socket, name)):
+                each.close()
             found[name] = 0
         except OSError as error:
             found[name] = error.errno or -1

@@ -45,6 +45,20 @@ if os.fork() == 0:
     os._exit(0)
 """,
     ),
+    # Its first thread has ended, and another one goes on.
+    "headless": (
+        1,
+        _PYTHON
+        + """
+import ctypes, threading
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        threading.Thread(target=stay).start()
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+    os._exit(0)
+""",
+    ),
     "deaf": (
         2,
         _PYTHON

@@ -45,9 +45,18 @@ def test_what_is_no_duration(written: Any) -> None:
 def test_ports_to_dial_are_from_1_to_65535() -> None:
     for port in (1, 65535):
         check_dial(f"login1:{port}")
-    for wrong in (0, 65536, -1, "", "x"):
+    for wrong in (0, 65536, -1, "", "x", "１", "1\n", "9" * 5000):
         with pytest.raises(ValueError, match="dial must be HOST:PORT"):
             check_dial(f"login1:{wrong}")
+
+
+def test_hosts_to_dial_are_words() -> None:
+    """They are told them in a line of orders, one of which is to end."""
+    for right in ("login1", "10.0.0.1", "::1", "[::1]"):
+        check_dial(f"{right}:1")
+    for wrong in ("", "login1\nover\n", "login1\0", "two words", "login1\x1b[2J", "a\u2028b"):
+        with pytest.raises(ValueError, match="dial must be HOST:PORT"):
+            check_dial(f"{wrong}:1")
 
 
 def test_graces_and_amounts_are_not_negative() -> None:

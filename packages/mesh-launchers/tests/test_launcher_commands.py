@@ -16,7 +16,7 @@ from test_jobs import KEPT
 
 from mesh_core.plugins import COMMANDS, PluginManager
 from mesh_core.testing import CommandPluginConformance
-from mesh_launchers import attach_job, jobs
+from mesh_launchers import LaunchError, attach_job, jobs, launch
 
 pytestmark = pytest.mark.slow
 
@@ -211,3 +211,21 @@ class TestStop(CommandPluginConformance):
 class TestLogs(CommandPluginConformance):
     plugin = PluginManager().get(COMMANDS, "logs")
     distribution = "mesh-launchers"
+
+
+def test_what_other_machines_say_does_not_control_terminals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh passes on what servers and shells write."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nprintf 'ssh: \\033]0;mine\\007 is down\\n' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with launch("ssh", hosts=["b1"], name="lab") as job:
+        with pytest.raises(LaunchError, match=r"mine"):
+            job.wait(timeout=LIMIT)
+        why = job.state().hosts[0].why
+        assert r"\x1b]0;mine\x07 is down" in why
+        shown = mesh("jobs", "lab")
+    assert "mine" in shown.stdout
+    assert "\x1b" not in shown.stdout

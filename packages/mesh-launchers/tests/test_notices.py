@@ -136,3 +136,18 @@ def test_ending_a_host_does_not_wait_for_the_grace(tmp_path: Path) -> None:
             assert "ends by SIGINT" in running.process.last_lines(100)
 
     asyncio.run(main())
+
+
+def test_other_lines_of_a_command_are_no_messages(tmp_path: Path) -> None:
+    """HST-4: a shell may write the time of day before it runs the host."""
+
+    async def main() -> None:
+        running = Program(tmp_path)
+        said = ("3:0 up 4 days", "3:14:15 up", "3:=5", "x:={}", ":={}", "3:={", '3:+{"good"', "3:=: 1}")
+        await running.process.start(["printf", r"%s\n", *said], b"")
+        assert await running.until("good") == 1
+        assert await running.until("ended") == 0
+        assert len(running.said) == 2
+        await running.process.stop()
+
+    asyncio.run(main())

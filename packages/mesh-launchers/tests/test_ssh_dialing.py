@@ -22,6 +22,8 @@ from test_visits import quick_to_be_missed, runs
 
 from mesh_core import HostMesh
 from mesh_launchers import Job, LaunchError, Phase, attach_job, launch
+from mesh_launchers._door import Door
+from mesh_launchers._folder import JobFolder
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,6 +118,19 @@ def test_exec_reaches_hosts_that_connect_to_the_script(servers: Servers) -> None
         assert elsewhere.returncode == 0, elsewhere.stderr
         until(lambda: {each: host_pids(each) for each in servers.names} == agents, "agents for visitors end")
         assert greeted(job.hosts) == ["hello you"] * 3
+
+
+def test_an_address_to_dial_is_no_order(servers: Servers) -> None:
+    """KPR-4: hosts are told it in a line, and `over` would be another one."""
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1"], dial=dial, name="dialed") as job:
+        assert greeted(job.hosts) == ["hello you"]
+        door = Door("dialed", JobFolder.of("dialed").connect(LIMIT))
+        for wrong in ("127.0.0.1:1\nover\nx:1", "127.0.0.1\nend 0\n:1", "127.0.0.1 x:1", "x" * 10_000):
+            with pytest.raises(ValueError, match="dial must be HOST:PORT"):
+                door.ask("dial", hosts=[0], address=wrong)
+        door.close()
+        assert greeted(job.hosts) == ["hello you"]
 
 
 def test_a_visitor_that_is_killed_leaves_nothing_on_such_hosts(servers: Servers) -> None:

@@ -329,7 +329,7 @@ with this_host().spawn_procs({"gpus": 2}, name="hosts") as procs:
 
 
 def test_the_command_says_it_of_another_job(tmp_path: Any) -> None:
-    script = tmp_path / "train.py"
+    script = tmp_path / "\x1b]0;mine.py"
     script.write_text(JOB)
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
@@ -346,6 +346,9 @@ def test_the_command_says_it_of_another_job(tmp_path: Any) -> None:
             job.kill()
     assert "in step" in said
     assert "controller -> workers[1]" in said
+    # What files are called does not control the terminal.
+    assert r"\x1b]0;mine.py" in said
+    assert "\x1b" not in said
 
 
 def test_a_job_that_is_not_there_is_an_error() -> None:

@@ -156,9 +156,10 @@ def waits(tree: Pipe) -> list[str]:
 
 
 @pytest.mark.slow
-def test_remaining_processes_end_with_the_tool(tree: Pipe) -> None:
+@pytest.mark.parametrize("kind", ["daemon", "headless"])
+def test_remaining_processes_end_with_the_tool(tree: Pipe, kind: str) -> None:
     """TOOL-1, after the tool itself has ended."""
-    result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting("daemon", tree)])
+    result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting(kind, tree)])
     assert result.limit is None
     tree.wait_for(1)
     assert tree.ended()
@@ -364,6 +365,11 @@ ESCAPES = {
     "lowered": "resource.setrlimit(10, (5, 5))",
     "detached": "resource.setrlimit(10, (hard, hard))",
     "lowered in a child": "os.fork() and os._exit(os.wait()[1]); resource.setrlimit(10, (5, 5))",
+    "in a child of the tool's parent": (
+        "__import__('ctypes').CDLL(None).syscall("
+        "{'x86_64': 56, 'aarch64': 220}[os.uname().machine], 0x8011, 0, 0, 0, 0) and os._exit(0); "
+        "resource.setrlimit(10, (5, 5)); os.setsid(); __import__('time').sleep(1000)"
+    ),
     "of another tool": "resource.setrlimit(10, ((1 << 22) - 1, hard))",
 }
 ESCAPE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_output_is_not_an_answer(boxes: Sandboxes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["daemon", "deaf", "stopped", "workers"])
+@pytest.mark.parametrize("kind", ["daemon", "deaf", "stopped", "workers", "headless"])
 def test_trees_end_with_their_box(boxes: Sandboxes, kind: str) -> None:
     with boxes.take(SOON) as box, pipe(box.folder / "fifo") as tree:
         box.call(inside.plant, kind, tree.path)
@@ -81,6 +82,27 @@ def test_a_tree_ends_when_its_worker_dies(boxes: Sandboxes) -> None:
         assert tree.ended()
 
 
+@pytest.mark.parametrize("what", [b"\0", b"\xff", b"\x1b", "\U0001f600".encode()])
+def test_no_output_hides_how_a_box_has_ended(boxes: Sandboxes, what: bytes) -> None:
+    """Control characters are told in six times as many."""
+    with boxes.take(SOON) as box, pytest.raises(SandboxDied, match="SIGABRT") as died:
+        box.call(inside.scream, what)
+    assert died.value.exitcode == -signal.SIGABRT
+    assert set(died.value.output) == set(what.decode(errors="replace"))
+    assert "\0" not in str(died.value)
+    assert "\x1b" not in str(died.value)
+
+
+def test_errors_of_code_in_a_box_do_not_control_a_terminal(boxes: Sandboxes) -> None:
+    """As Python shows them where nobody catches them."""
+    with boxes.take(SOON) as box, pytest.raises(SandboxError) as raised:
+        box.call(exec, "class Odd(Exception):\n    pass\nraise Odd('\\x1b]52;c;\\7')")
+    shown = "".join(traceback.format_exception_only(raised.value))
+    assert "Odd" in shown
+    assert "\x1b" not in shown
+    assert "\7" not in shown
+
+
 def test_folders_that_are_hard_to_remove(boxes: Sandboxes) -> None:
     """Deep, large, and with permissions that forbid everything."""
     with boxes.take(SOON) as box:
@@ -88,12 +110,24 @@ def test_folders_that_are_hard_to_remove(boxes: Sandboxes) -> None:
             "import os\n"
             "for n in range(100): os.makedirs(f'{n}/a/b'); open(f'{n}/a/c', 'w').close()\n"
             "for n in range(50): os.chmod(f'{n}/a', 0)\n"
-            "os.symlink('/', 'root'); os.mkfifo('fifo'); os.chmod('.', 0)"
+            "os.symlink('/', 'root'); os.mkfifo('fifo'); os.chmod('.', 0)\n"
         )
         box.call(exec, code)
         folder = box.folder
     inside.wait_until(lambda: not folder.exists())
     assert Path("/usr").exists()
+
+
+@pytest.mark.parametrize("beside", [0, 100])
+def test_a_folder_that_is_too_deep_to_remove_step_by_step(boxes: Sandboxes, beside: int) -> None:
+    """It would end the template, and so the boxes of all others."""
+    with boxes.take(SOON) as other:
+        with boxes.take(SOON) as box:
+            code = f"import os\nfor n in range({beside}): os.mkdir(str(n))\nfor n in range(1200): os.mkdir('deep'); os.chdir('deep')"
+            box.call(exec, code)
+            folder = box.folder
+        inside.wait_until(lambda: not folder.exists())
+        assert other.call(len, "four") == 4
 
 
 def test_the_template_does_not_grow(boxes: Sandboxes) -> None:

@@ -153,7 +153,7 @@ def test_an_argument_that_exits_affects_only_the_spawner(own: ProcMesh, kind: ty
 
 
 def test_an_unsendable_name_is_refused_at_the_call(own: ProcMesh) -> None:
-    for name in ("a\0b", "two\nlines", "\x1b[31m"):
+    for name in ("a\0b", "two\nlines", "\x1b[31m", "\x9b31m", "two\u2028lines"):
         with pytest.raises(ValueError, match="control characters"):
             own.spawn(name, Leaf)
         with pytest.raises(ValueError, match="control characters"):

@@ -13,7 +13,7 @@ import pytest
 from core_processes import descriptors_to
 
 from mesh_core._common import private_folders
-from mesh_core._common.private_folders import is_safe_parent, open_own, open_private
+from mesh_core._common.private_folders import is_safe_parent, open_own, open_private, remove_tree
 from mesh_core._features.debug import places as _places
 from mesh_core._system.scratch import Scratch
 
@@ -313,3 +313,41 @@ def test_folders_for_keys_of_killed_processes_are_removed_and_no_others(
     os.close(at)
     private_folders.sweep_secret_folders()
     assert not Path(held).exists()
+
+
+def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path, precious: Path) -> None:
+    """Too deep to take a step for each folder, closed to its own user, with links that lead elsewhere."""
+
+    def fill_and_remove() -> bool:
+        if os.geteuid() == 0:
+            os.setuid(STRANGER)
+        start = os.open(".", os.O_RDONLY)
+        whole = Path("whole")
+        whole.mkdir()
+        os.chdir(whole)
+        for each in (Path("closed/inner"), Path("closed/.inner/inner")):
+            each.mkdir(parents=True)
+            (each / "file").touch()
+            each.chmod(0)
+        Path("closed/link").symlink_to(precious)
+        Path("closed").chmod(0)
+        for _ in range(1200):
+            Path("deep").mkdir()
+            os.chdir("deep")
+        os.fchdir(start)
+        whole.chmod(0)
+        remove_tree("whole")
+        return not os.path.lexists("whole")
+
+    tmp_path.chmod(0o777)
+    before = names(precious)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.chdir(tmp_path)
+            status = int(not fill_and_remove())
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert names(precious) == before

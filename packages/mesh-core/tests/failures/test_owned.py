@@ -69,7 +69,7 @@ def kill_all(procs: ProcMesh, trees: Any) -> None:
 @pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [stop, leave, crash, kill_fork_server, kill_all])
-@pytest.mark.parametrize("kind", ["daemon", "deaf"])
+@pytest.mark.parametrize("kind", ["daemon", "deaf", "headless"])
 def test_a_tree_ends_with_its_worker(
     own: ProcMesh, tree: Pipe, how: Callable[[ProcMesh, Any], None], kind: str
 ) -> None:

@@ -6,6 +6,7 @@ DIA-1: hosts are identified by their names, in whatever order they connect: each
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from mesh_core import HostMesh, attach_to_workers
 from mesh_launchers._errors import LaunchError
 
+_PORT = re.compile("[0-9]{1,5}")
 _LISTEN_S = 1.0
 _LOOK_S = 0.02
 _COME_S = 60.0
@@ -25,10 +27,12 @@ _COME_S = 60.0
 def check_dial(dial: str) -> None:
     """Raise if hosts cannot connect to that address."""
     host, colon, port = dial.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    # Hosts are told it as a word of a line.
+    is_word = host and host.isprintable() and " " not in host
+    if not colon or not is_word or _PORT.fullmatch(port) is None or not 0 < int(port) < 1 << 16:
         raise ValueError(
             "dial must be HOST:PORT, an address of the script's machine as its hosts reach it and a port that is free here, "
-            f"such as 'login1:26700', got {dial!r}"
+            f"such as 'login1:26700', got {dial[:80]!r}"
         )
 
 

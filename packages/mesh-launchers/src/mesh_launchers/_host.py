@@ -145,15 +145,21 @@ class HostProcess:
             # Other output of a command is not a message.
             with suppress(ValueError):
                 number, _, rest = line.partition(b":")
+                if rest[:1] not in (b"+", b"="):
+                    continue
                 parts[int(number)] = parts.get(int(number), b"") + rest[1:].rstrip(b"\n")
                 if rest[:1] == b"=":
                     what = json.loads(parts.pop(int(number)))
+                    if not isinstance(what, dict):
+                        continue
                     self._has_spoken = True
                     self._heard({"host": int(number), **what})
         self._heard({"ended": await process.wait()})
 
     async def say(self, line: str) -> None:
-        """Send the hosts a message."""
+        """Send the hosts a message, which is a line."""
+        if "\n" in line:
+            raise ValueError(f"a message to a host is one line, got {line[:80]!r}")
         if self._process is not None and self._process.stdin is not None:
             with suppress(ConnectionError):
                 self._process.stdin.write(f"{line}\n".encode())
@@ -245,8 +251,9 @@ def _has_living(group: int) -> bool:
     """Whether a process group has a member that has not ended; one that nobody reaps has."""
     for each in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, _, of = each.read_text().rpartition(") ")[2].split(" ", 3)[:3]
-            if int(of) == group and state not in "ZX":
+            found = each.read_text(errors="replace").rpartition(") ")[2].split()
+            # The first thread may have ended, and others go on.
+            if int(found[2]) == group and (found[0] not in "ZX" or int(found[17]) > 1):
                 return True
     return False
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core import Credentials
-from mesh_core.extensions import peer_of, require_same_namespaces
+from mesh_core.extensions import peer_of, printable, require_same_namespaces
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import Use
 from mesh_launchers._comparing import compare
@@ -41,6 +41,7 @@ from mesh_launchers._contract import (
     Report,
     options_of,
 )
+from mesh_launchers._dialing import check_dial
 from mesh_launchers._errors import JobExists, LaunchError
 from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._kept import Kept
@@ -272,9 +273,10 @@ class Keeper:
             before.name,
             before.mesh,
             phase,
-            why,
+            # It may be another machine's words, and is shown on terminals.
+            printable(why),
             report.address if phase is Phase.RUNNING else None,
-            differs,
+            tuple(map(printable, differs)),
         )
         if self._kept is not None:
             self._kept.heard(self._hosts[report.number])
@@ -543,6 +545,7 @@ class Keeper:
 
     async def _dial_visitor(self, client: _Client, numbers: list[int], address: str) -> None:
         """Let hosts that connect to the script connect to a visitor too."""
+        check_dial(address)
         launcher = self._begun()
         if not isinstance(launcher, DialingLauncher):
             raise LaunchError(

@@ -1,7 +1,7 @@
 """Who starts the programs of :func:`~mesh_core.run_tool`, and waits for them.
 
 TOOL-3: what a tool has started is found whatever it does to its own limits: it stays below a child subreaper of ours. For a script that
-is a minder, which starts the tools; for a worker its fork server.
+is a minder, which starts the tools; for a worker its fork server. Or it is a child of whoever has started the tool, if the tool says so (`CLONE_PARENT`).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Here:
         self._reaper = reaper
         """The fork server that orphans of this process come to."""
         self.owner = 0 if mark is None else mark[1]
+        self._strays: set[int] = set()
 
     def start(self, argv: tuple[str, ...], env: Env | None, cwd: str | None, stdio: Stdio) -> int:
         return start_marked(argv, env, cwd, self._mark, stdio)
@@ -68,7 +69,15 @@ class Here:
     def strays(self) -> Found:
         # If the fork server has ended, this process is about to.
         reaper = self._reaper if self._reaper == os.getppid() else 0
-        return process_marks.strays(reaper, self.owner) if reaper else {}
+        if not reaper:
+            return {}
+        here = process_marks.strays(os.getpid(), self.owner)
+        # Those of the last round, which have ended since, are waited for by nobody else.
+        for pid in self._strays - here.keys():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._strays = set(here)
+        return process_marks.strays(reaper, self.owner) | here
 
 
 class ToolMinder:

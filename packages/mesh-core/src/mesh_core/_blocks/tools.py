@@ -541,7 +541,7 @@ def _write(fd: int, data: memoryview) -> memoryview:
 
 def _resident(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+        return int(Path(f"/proc/{process_marks.task_of(pid)}/statm").read_bytes().split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0
 

@@ -183,8 +183,6 @@ def inode(at: int) -> tuple[int, int]:
 
 def remove_private(folder: str, known: tuple[int, int]) -> None:
     """Remove a folder that was checked before, if it is still the same one (PRV-1)."""
-    import shutil
-
     parent, _, name = folder.rpartition("/")
     with suppress(OSError):
         at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -193,9 +191,70 @@ def remove_private(folder: str, known: tuple[int, int]) -> None:
             same = inode(inner) == known
             os.close(inner)
             if same:
-                shutil.rmtree(name, ignore_errors=True, dir_fd=at)
+                remove_tree(name, dir_fd=at)
         finally:
             os.close(at)
+
+
+def remove_tree(folder: str, *, dir_fd: int | None = None) -> None:
+    """Remove a folder of this user as far as possible, whatever permissions there are in it, and however deep it is; never raises.
+
+    Code that is not trusted may have filled it: no link is followed, and nothing here grows with the depth.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp()
+    >>> os.makedirs(f"{path}/a/b/c"); os.chmod(f"{path}/a/b", 0)
+    >>> remove_tree(path)
+    >>> os.access(path, os.F_OK)
+    False
+    """
+    with suppress(OSError):
+        top = _open_for_removal(folder, dir_fd)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(folder, dir_fd=dir_fd)
+
+
+def _empty(top: int) -> None:
+    # Folders in folders come up here first, with names that nobody could foresee.
+    waiting, count, risen_name = [""], 0, f".{os.urandom(16).hex()}-"
+    while waiting:
+        name = waiting.pop()
+        with suppress(OSError):
+            at = _open_for_removal(name, top) if name else os.dup(top)
+            try:
+                with os.scandir(at) as entries:
+                    found = list(entries)
+                for each in found:
+                    with suppress(OSError):
+                        if not each.is_dir(follow_symlinks=False):
+                            os.unlink(each.name, dir_fd=at)
+                        elif not name:
+                            waiting.append(each.name)
+                        else:
+                            os.close(_open_for_removal(each.name, at))
+                            count += 1
+                            risen = f"{risen_name}{count}"
+                            os.rename(each.name, risen, src_dir_fd=at, dst_dir_fd=top)
+                            waiting.append(risen)
+            finally:
+                os.close(at)
+            if name:
+                os.rmdir(name, dir_fd=top)
+
+
+def _open_for_removal(name: str, dir_fd: int | None) -> int:
+    """Open a folder that may forbid it."""
+    at = os.open(name, _FOLDER | os.O_PATH, dir_fd=dir_fd)
+    try:
+        # By the descriptor: a path might be a link by now.
+        place = f"/proc/self/fd/{at}"
+        os.chmod(place, 0o700)  # noqa: PTH101 - pathlib takes long to import
+        return os.open(place, _FOLDER & ~os.O_NOFOLLOW)
+    finally:
+        os.close(at)
 
 
 def runtime_folders() -> list[str]:

@@ -22,7 +22,8 @@ def check_name(name: object) -> None:
     """Refuse a name that cannot be shown in a line of text; NUL bytes separate names when they are sent."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, got {name!r}")
-    if not name.isprintable() and any(char < " " or char == "\x7f" for char in name):
+    # Those of one byte, and those of two, which some terminals obey as well; and what ends a line elsewhere.
+    if any(char < " " or "\x7f" <= char <= "\x9f" or char in "\u2028\u2029" for char in name):
         raise ValueError(f"name must have no control characters, got {name!r}")
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from mesh_core._common.display import printable
 from mesh_core._common.errors import MeshError, PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
@@ -122,5 +123,6 @@ def _run(manager: PluginManager, name: str, arguments: list[str]) -> int:
 
 
 def _complain(message: str, status: int) -> int:
-    print(f"mesh: {message}", file=sys.stderr)
+    # Parts of it may come from other machines.
+    print(printable(f"mesh: {message}"), file=sys.stderr)
     return status

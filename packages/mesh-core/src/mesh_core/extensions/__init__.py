@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._extensions.base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
+    from mesh_core._common.display import printable
     from mesh_core._common.membership import Membership, membership
     from mesh_core._common.named_files import naming
     from mesh_core._common.peers import peer_of, require_same_namespaces, require_same_user
@@ -96,6 +97,7 @@ __all__ = [
     "open_own_file",
     "open_private",
     "peer_of",
+    "printable",
     "procs_of",
     "progress",
     "register_handler",
@@ -140,6 +142,7 @@ _LATER = {
     "local_actor": "mesh_core._hosting.local_actor",
     "local_actors": "mesh_core._hosting.local_actor",
     "peer_of": "mesh_core._common.peers",
+    "printable": "mesh_core._common.display",
     "require_same_namespaces": "mesh_core._common.peers",
     "require_same_user": "mesh_core._common.peers",
     "jobs_folder": "mesh_core._common.private_folders",

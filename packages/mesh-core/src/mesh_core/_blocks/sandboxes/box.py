@@ -151,7 +151,7 @@ class Keeper:
         report = {
             "ended": None if status is None else os.waitstatus_to_exitcode(status),
             "limit": self._limit,
-            "output": self._output[-_KEPT:].decode(errors="replace"),
+            "output": wire.ending(self._output[-_KEPT:].decode(errors="replace")),
         }
         with suppress(OSError):
             wire.send_packet(self._told, report)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from mesh_core._blocks.sandboxes import plain as _plain
+from mesh_core._common.display import printable
 from mesh_core._common.errors import MeshError
 from mesh_core._serialize.exceptions import in_user_code
 
@@ -108,9 +109,10 @@ def rebuild_exception(told: Any, sandboxes: str, function: str) -> Exception:
     error = _remake(module, name, told["args"], dict(told["fields"]))
     if error is None:
         error = SandboxError(
-            f"{function} raised {name} in a sandbox of {sandboxes!r}: {text}", sandboxes=sandboxes
+            printable(f"{function} raised {name} in a sandbox of {sandboxes!r}: {text}"), sandboxes=sandboxes
         )
-    error.add_note(f"raised in a sandbox of {sandboxes!r}:\n{trace.rstrip()}")
+    # It may be shown on a terminal, which code in a sandbox is not to control.
+    error.add_note(printable(f"raised in a sandbox of {sandboxes!r}:\n{trace.rstrip()}"))
     return error
 
 

@@ -22,6 +22,7 @@ from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxDied, SandboxError, SandboxTimeout, rebuild_exception
 from mesh_core._blocks.sandboxes.stock import Box, Stock
 from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage, checked_words
+from mesh_core._common.display import printable
 from mesh_core._common.errors import SerializationError
 from mesh_core._failures.failure import signal_name
 
@@ -396,7 +397,7 @@ class Sandbox:
 
 
 def _tail(output: str) -> str:
-    return f"\nIts output ends with:\n{output.strip()}" if output.strip() else ""
+    return printable(f"\nIts output ends with:\n{output.strip()}") if output.strip() else ""
 
 
 def _send(connection: socket.socket, due: list[memoryview]) -> list[memoryview]:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import select
 import shutil
 import signal
 import socket
-import stat
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.box import Keeper, Limits
 from mesh_core._blocks.sandboxes.isolation import EVERYTHING, Isolation, Seclusion, available
+from mesh_core._common.private_folders import remove_tree
 from mesh_core._native import adopt_orphans, ask_to_die_with_parent, die_with_parent, name_process
 from mesh_core._system import process_marks
 from mesh_core._system.descendants import Brood
@@ -93,7 +93,7 @@ def main(control: int, plan: dict[str, Any]) -> NoReturn:
             scratch.close()
         os._exit(1)
     _stand_guard(template, [owner, asked, os.pidfd_open(template)])
-    remove(scratch.path)
+    remove_tree(scratch.path)
     scratch.close()
     os._exit(0)
 
@@ -151,22 +151,6 @@ def _reap() -> None:
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def remove(folder: str) -> None:
-    """Remove a folder, whatever permissions there are in it."""
-
-    def again(function: Any, path: str, _error: object) -> None:
-        with suppress(OSError):
-            for each in (str(Path(path).parent), path):
-                if stat.S_ISDIR(os.lstat(each).st_mode):
-                    os.chmod(each, 0o700)  # noqa: PTH101 - in the loop of rmtree
-            if function in (os.open, os.scandir, os.lstat):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                function(path)
-
-    shutil.rmtree(folder, onerror=again)
 
 
 class Template:
@@ -337,16 +321,18 @@ class Template:
         folder = f"{self._scratch}/{box}"
         few = False
         with suppress(OSError), os.scandir(folder) as entries:
-            few = sum(_FEW if entry.is_dir(follow_symlinks=False) else 1 for entry in entries) < _FEW
+            # However many there are, others wait here for so few.
+            first = list(itertools.islice(entries, _FEW))
+            few = len(first) < _FEW and not any(entry.is_dir(follow_symlinks=False) for entry in first)
         if not few:
             with suppress(OSError):
                 pid = os.fork()
                 if pid == 0:
-                    remove(folder)
+                    remove_tree(folder)
                     os._exit(0)
                 self._clearing[pid] = box
                 return
-        remove(folder)
+        remove_tree(folder)
         self._cleared(box)
 
     def _cleared(self, box: int) -> None:

@@ -23,6 +23,13 @@ def send_packet(to: socket.socket, told: dict[str, Any], fds: Sequence[int] = ()
     socket.send_fds(to, [json.dumps(told).encode()], fds)
 
 
+def ending(text: str) -> str:
+    """Return the end of a text that fits into a packet beside other things: escaped, it may be six times as long."""
+    while len(json.dumps(text)) > LONGEST_PACKET // 2:
+        text = text[-(len(text) // 2) :]
+    return text
+
+
 def receive_packet(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Wait for the next packet; ``None`` at the end."""
     try:

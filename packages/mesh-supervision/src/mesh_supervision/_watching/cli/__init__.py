@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mesh_core import MeshError
+from mesh_core.extensions import printable
 from mesh_core.inspect import RunningJob, connect
 from mesh_core.plugins import CommandPlugin, hookimpl
 
@@ -66,11 +67,11 @@ class WhyCommand:
             return why(job.snapshot(limit, pss=False), job.waits(limit), job.stacks(timeout=limit))
 
         reason = confirmed(ask)
-        print(reason)
+        print(printable(str(reason)))
         if args.stacks:
             for culprit in reason.culprits:
                 if culprit.stack:
-                    print(f"\n{culprit.who}, {culprit.stack}")
+                    print(printable(f"\n{culprit.who}, {culprit.stack}"))
         return 0
 
 
