@@ -57,7 +57,6 @@ class Here:
         self._reaper = reaper
         """The fork server that orphans of this process come to."""
         self.owner = 0 if mark is None else mark[1]
-        self._strays: set[int] = set()
 
     def start(self, argv: tuple[str, ...], env: Env | None, cwd: str | None, stdio: Stdio) -> int:
         return start_marked(argv, env, cwd, self._mark, stdio)
@@ -71,13 +70,7 @@ class Here:
         reaper = self._reaper if self._reaper == os.getppid() else 0
         if not reaper:
             return {}
-        here = process_marks.strays(os.getpid(), self.owner)
-        # Those of the last round, which have ended since, are waited for by nobody else.
-        for pid in self._strays - here.keys():
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        self._strays = set(here)
-        return process_marks.strays(reaper, self.owner) | here
+        return process_marks.strays(reaper, self.owner) | process_marks.strays(os.getpid(), self.owner)
 
 
 class ToolMinder:

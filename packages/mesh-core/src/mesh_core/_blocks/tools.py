@@ -356,6 +356,7 @@ class _Run:
         self._err = _Output(request.max_output)
         self._cpu_left = 0.0
         self._peak = 0
+        self._beside: set[int] = set()
         self._next_look = 0.0
         self._ended = False
 
@@ -471,6 +472,15 @@ class _Run:
             # It is nobody's, or has lost its mark.
             everyone = process_marks.look_at_all(process_marks.all_pids())
             found = process_marks.living(process_marks.below([self._pid], everyone), everyone)
+        return self._noted(found)
+
+    def _strays(self) -> Found:
+        return self._noted(self._start.strays())
+
+    def _noted(self, found: Found) -> Found:
+        """Note which of them this process has to wait for: a tool may make children of whoever has started it."""
+        me = os.getpid()
+        self._beside.update(pid for pid, seen in found.items() if seen.parent == me and pid != self._pid)
         return found
 
     def _compare(self) -> None:
@@ -501,7 +511,7 @@ class _Run:
             self._kill_group()
             Hunt(self._find, grace=0.0).run()
         # They may be another tool's, which has left them behind: nothing that changes its mark outlives a parent (TOOL-3).
-        Hunt(self._start.strays, grace=0.0).run()
+        Hunt(self._strays, grace=0.0).run()
         # Even if it was detached: this is the process that is waited for. It is gone if its minder was killed.
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
@@ -515,9 +525,12 @@ class _Run:
                 self._end()
                 ended = self._start.wait(self._pid)
                 # What it had begun came to the subreaper with its end.
-                Hunt(self._start.strays, grace=0.0).run()
+                Hunt(self._strays, grace=0.0).run()
             except (KeyboardInterrupt, SystemExit) as error:
                 interrupt = error
+        for pid in self._beside:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         if interrupt is not None:
             raise interrupt
         return ended
