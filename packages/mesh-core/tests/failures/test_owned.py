@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_owners import suspend
 from core_processes import Watch, family
 from core_trees import TREES, Pipe, Trees, end, pipe, plant
 
@@ -161,8 +162,9 @@ def test_what_is_left_by_a_script_killed_with_all_that_would_clean_up_ends_with_
         ours = {pid for pid, line in family(run.process.pid).items() if tree.path not in line}
         cleaning = [pid for pid in ours if is_cleaning(pid)]
         assert len(cleaning) == 4, "the fork server, its minder, that of tools, and the guard of boxes"
+        # All of them, before any hears that another has ended.
         for pid in (run.process.pid, *cleaning):
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
         for pid in (run.process.pid, *cleaning):
             os.kill(pid, signal.SIGKILL)
         run.finish()

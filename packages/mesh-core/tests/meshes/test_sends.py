@@ -470,11 +470,11 @@ def test_a_connection_that_takes_no_more_blocks_no_loop(script: Callable[..., Sc
         """
         import asyncio, os, signal
         from mesh_core import configure, this_host
+        from core_owners import suspend
         from flow_samples import Recorder, Valve
-        from test_flow import stop
 
         async def main(slow, other, pid):
-            stop(pid)
+            suspend(pid)
             try:
                 count = 0
                 # What the socket does not take is queued, and beyond the budget there is something to wait for.
