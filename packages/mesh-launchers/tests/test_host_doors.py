@@ -72,7 +72,7 @@ def _ready(door: _program.Door) -> list[int]:
 @needs_root
 def test_another_user_is_not_taken_for_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     """Anybody can make a folder of the same name in a shared place, once that of the host has been removed."""
-    with tempfile.TemporaryDirectory(prefix="mesh-host-removed-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mesh-host-removed-", dir="/dev/shm") as folder:
         os.chown(folder, STRANGER, STRANGER)
         with as_stranger():
             listener = listening(Path(folder))
