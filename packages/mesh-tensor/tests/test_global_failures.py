@@ -36,7 +36,7 @@ def mesh(procs: ProcMesh) -> Iterator[Mesh]:
 
 def test_a_pytorch_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
-    with pytest.raises(MeshError, match=r"needs PyTorch 2\.15 or newer, and this is 2\.14\.1"):
+    with pytest.raises(MeshError, match=r"needs PyTorch 2\.11, 2\.15 or newer, and this is 2\.14\.1"):
         Mesh((2,), ("data",))
 
 

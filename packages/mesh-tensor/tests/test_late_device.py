@@ -118,7 +118,8 @@ def test_a_sample_of_all_operators(environment: dict[str, str], tmp_path: Path) 
         str(results),
         *which,
     )
-    told = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    about, *told = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert about["about"]["operators"] == len(told)
     wrong = {
         each["operator"]: each["said"]["2"]
         for each in told
