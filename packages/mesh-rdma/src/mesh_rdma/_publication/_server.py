@@ -343,12 +343,13 @@ class Server:
         try:
             require_same_namespaces(connection)
         except OSError as error:
-            connection.close()
+            # Said before the other end can see it.
             if not self._has_refused:
                 self._has_refused = True
                 logging.getLogger("mesh_rdma").warning(
                     "refused a reader of publication %s, and will say no more of others: %s", self.name, error
                 )
+            connection.close()
             return True
         pid, _ = peer_of(connection)
         close_in_forks(connection)
