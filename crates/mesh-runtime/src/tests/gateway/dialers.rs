@@ -56,7 +56,8 @@ fn hosts_that_dial_join_in_order_and_come_back() {
     for identity in [&job.observer, &job.host] {
         let pace = Pace { timeout: SOON, again: Duration::from_millis(500), over: None };
         let Dialed { mut stream, .. } = dial(&address, identity, None, pace).unwrap();
-        let join = Join { job: 5, from: 0, to: 0, incarnation: 1, expected: 0, body: bytes::Bytes::new() };
+        let other = controller.gateway.job() + 1_000_000;
+        let join = Join { job: other, from: 0, to: 0, incarnation: 1, expected: 0, body: bytes::Bytes::new() };
         say(&mut stream, &join.packet(), Instant::now() + SOON).unwrap();
         let packet = hear(&mut stream, &mut PacketDecoder::default(), Instant::now() + SOON).unwrap();
         assert_eq!(Refuse::read(&packet).unwrap().code, Refusal::NoSuchJob);
