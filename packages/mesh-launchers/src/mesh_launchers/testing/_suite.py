@@ -30,6 +30,9 @@ from mesh_launchers._errors import LaunchError
 
 __all__ = ["LauncherConformance"]
 
+_SOON = 5.0
+"""Seconds that a process may take to notice by itself that the other end of its connection has gone, as sshd does."""
+
 
 class _Greeter(Actor):
     @endpoint
@@ -236,9 +239,12 @@ class LauncherConformance(PluginConformance):
             assert all(_refused(str(each.address)) for each in later), (
                 "a host that was starting listens after close()"
             )
-            left = [_command(each) for each, (_, session) in _processes().items() if session in sessions]
-            left = [each for each in left if each]
-            assert not left, f"what a host's command has started goes on after close(): {left}"
+            end = time.monotonic() + _SOON
+            while left := _living(sessions):
+                assert time.monotonic() < end, (
+                    f"what a host's command has started goes on after close(): {left}"
+                )
+                await asyncio.sleep(0.05)
 
         self._run(work)
 
@@ -330,6 +336,12 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
     except OSError:
         return ""
+
+
+def _living(sessions: set[int]) -> list[str]:
+    """Return the commands of what lives in these sessions."""
+    commands = [_command(each) for each, (_, session) in _processes().items() if session in sessions]
+    return [each for each in commands if each]
 
 
 def _refused(address: str) -> bool:
