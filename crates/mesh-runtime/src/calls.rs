@@ -166,7 +166,8 @@ impl Calls {
     /// Wakes all threads that wait for calls of this process, for a reason other than outcomes.
     pub(crate) fn wake_all(&self, reactor: &Reactor) {
         for call in self.all() {
-            for waiter in call.lock().waiters.clone() {
+            let waiters = call.lock().waiters.clone();
+            for waiter in waiters {
                 waiter.notify(reactor);
             }
         }

@@ -61,7 +61,8 @@ impl Home {
 
     /// The standby of the script, or of the host if the host's own interpreter is asked for; if there is one still.
     pub(crate) fn standby_for(&self, fork_server: &ForkServerSpec) -> Option<Standby> {
-        if let Some(standby) = lock(&self.script_standby).take() {
+        let standby = lock(&self.script_standby).take();
+        if let Some(standby) = standby {
             return Some(standby);
         }
         let home = self.environment.get().filter(|home| fork_server.argv.starts_with(&home.python))?;

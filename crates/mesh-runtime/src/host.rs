@@ -357,7 +357,8 @@ impl Host {
     pub fn close(&self) {
         *lock(&self.closed) = true;
         self.changed.notify_all();
-        if let Some(listener) = lock(&self.listener).take() {
+        let listener = lock(&self.listener).take();
+        if let Some(listener) = listener {
             listener.close();
         }
         let served: Vec<_> = lock(&self.served).runtimes.drain().collect();

@@ -357,7 +357,8 @@ impl Logs {
         lock(&self.reader).closing = true;
         self.changed.notify_all();
         self.ring();
-        if let Some(thread) = lock(&self.thread).take() {
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }

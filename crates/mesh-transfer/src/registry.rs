@@ -199,7 +199,8 @@ impl<R: Registrar> Registry<R> {
         let end = (start + len).checked_next_multiple_of(self.page).unwrap_or(start + len);
         let start = start / self.page * self.page;
         // Those who share a region also hold whole pages, so that later merges consist of whole pages.
-        if let Some((region, holder)) = lock(&self.table).share(Wanted { start, end, writable }) {
+        let shared = lock(&self.table).share(Wanted { start, end, writable });
+        if let Some((region, holder)) = shared {
             return Ok(self.held(region, holder));
         }
         let (from, to, mut others) = lock(&self.table).merged(start, end, writable);

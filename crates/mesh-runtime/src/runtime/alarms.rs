@@ -61,7 +61,8 @@ impl Alarms {
     }
 
     pub(super) fn wake(&self, reactor: &Reactor) {
-        for watcher in lock(&self.watchers).clone() {
+        let watchers = lock(&self.watchers).clone();
+        for watcher in watchers {
             watcher.notify(reactor);
         }
     }

@@ -53,7 +53,8 @@ impl EventLoop {
 
     /// Makes its thread check again what it waits for.
     fn wake(&self, reactor: &Reactor) {
-        if let Some(waiter) = lock(&self.waiter).clone() {
+        let waiter = lock(&self.waiter).clone();
+        if let Some(waiter) = waiter {
             waiter.notify(reactor);
         }
     }

@@ -79,7 +79,8 @@ impl Signals {
             let _ = rustix::io::write(fd, &bytes[..n]);
         }
         self.came.store(true, Ordering::SeqCst);
-        if let Some(main) = lock(&self.main).clone() {
+        let main = lock(&self.main).clone();
+        if let Some(main) = main {
             main.notify(reactor);
         }
     }

@@ -160,7 +160,8 @@ impl Service {
         let listening = lock(&self.listening).take();
         // A thread that panicked has ended, too.
         let _ = listening.map(JoinHandle::join);
-        for (_, thread) in std::mem::take(&mut *lock(&self.shared.readers)) {
+        let readers = std::mem::take(&mut *lock(&self.shared.readers));
+        for (_, thread) in readers {
             let _ = thread.join();
         }
         lock(&self.shared.mapped).clear();
