@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Protocol
 
+from meshbench.timing import PairTimes
+
 PAYLOAD = 1
 """What a small call carries."""
 
@@ -52,6 +54,13 @@ class ActorSystem(Floor, Protocol):
 
     def pids(self) -> list[int]:
         """The worker processes' ids, asked from the actors."""
+
+
+class PairSystem(Protocol):
+    """A system whose actors call each other."""
+
+    def pairs(self, calls: int) -> PairTimes:
+        """So many calls, one at a time, of each kind, between two procs of this host that it starts and ends."""
 
 
 class QueueSystem(Protocol):

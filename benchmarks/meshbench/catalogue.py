@@ -26,6 +26,7 @@ ONLY_MESH = ("mesh",)
 BLOCKS = ("mesh", "ray")
 HOSTS_FLOOR = ("mesh", "monarch", "ray", "rawtls")
 HOSTS = ("mesh", "monarch", "ray")
+PAIRS = ("mesh", "monarch", "ray")
 
 TENSOR_BYTES = 64 << 20
 IDLE_PROCS = 32
@@ -92,6 +93,11 @@ FIGURES: Mapping[str, Figure] = {
     "call_8": Figure("call to 8 procs, all replies", "µs", tail=True),
     "call_32": Figure("call to 32 procs, all replies", "µs", tail=True),
     "broadcast_2": Figure("broadcasts to 2 procs", "1/s", more_is_better=True),
+    "pair_sync": Figure("one call of an actor to one of another proc, plain endpoints", "µs", tail=True),
+    "pair_await": Figure("the same, awaited in a coroutine", "µs", tail=True),
+    "pair_coroutines": Figure("the same, awaited, to a coroutine", "µs", tail=True),
+    "pair_script": Figure("the script's call, in the same run", "µs", tail=True),
+    "pair_cpu": Figure("processor time of the script's process for each call between plain endpoints", "µs"),
     "tensor": Figure("64 MiB tensor echo, both ways counted", "GB/s", more_is_better=True),
     "spawn_2": Figure("spawn 2 procs to first reply, cold", "s"),
     "spawn_8": Figure("spawn 8 procs to first reply, cold", "s"),
@@ -207,6 +213,17 @@ def _broadcast(system: Any, scale: Scale) -> Samples:
     with running(system, 2):
         system.broadcast(200)
         return {"broadcast_2": [casts / system.broadcast(casts) for _ in range(scale.of(5, 2))]}
+
+
+def _pairs(system: Any, scale: Scale) -> Samples:
+    times = system.pairs(scale.of(3000, 500))
+    return {
+        "pair_sync": _micro(times.sync),
+        "pair_await": _micro(times.awaited),
+        "pair_coroutines": _micro(times.coroutines),
+        "pair_script": _micro(times.script),
+        "pair_cpu": [times.cpu * 1e6],
+    }
 
 
 def _tensor(system: Any, scale: Scale) -> Samples:
@@ -441,6 +458,11 @@ ITEMS: Mapping[str, Item] = {
     "call_8": Item(SYSTEMS, _call_all(8, 1000), ("call_8",), rounds=3),
     "call_32": Item(SYSTEMS, _call_all(32, 300), ("call_32",), rounds=3),
     "broadcast_2": Item(SYSTEMS, _broadcast, ("broadcast_2",)),
+    "pairs": Item(
+        PAIRS,
+        _pairs,
+        ("pair_sync", "pair_await", "pair_coroutines", "pair_script", "pair_cpu"),
+    ),
     "tensor": Item(FLOOR, _tensor, ("tensor",)),
     "spawn_2": Item(SYSTEMS, _spawn(2), ("spawn_2", "spawn_2_import")),
     "spawn_8": Item(SYSTEMS, _spawn(8), ("spawn_8", "spawn_8_import"), rounds=3),

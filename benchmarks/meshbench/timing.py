@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 WARM_UP = 50
 """Operations done before timing starts: connections made, caches filled, code specialised."""
+
+
+@dataclass(frozen=True)
+class PairTimes:
+    """Seconds of calls between actors of two procs, beside the script's own."""
+
+    script: list[float]
+    """From the script to a plain endpoint."""
+
+    sync: list[float]
+    """From a plain endpoint to a plain endpoint."""
+
+    awaited: list[float]
+    """From a coroutine to a plain endpoint."""
+
+    coroutines: list[float]
+    """From a coroutine to a coroutine."""
+
+    cpu: float
+    """Processor time of the script's process for each call between plain endpoints."""
 
 
 def sample(times: int, operation: Callable[[], object], *, warm_up: int = WARM_UP) -> list[float]:

@@ -20,6 +20,7 @@ from typing import Any
 from mesh_core import Actor, SupervisionError, endpoint, this_host
 from meshbench.adapter import PAYLOAD
 from meshbench.adapters.mesh_hosts import Hosts
+from meshbench.adapters.mesh_pairs import Pairs
 from meshbench.adapters.mesh_pool import Pools
 from meshbench.adapters.mesh_queue import Queues
 from meshbench.processes import Killer, alive, pss_bytes
@@ -110,7 +111,7 @@ class Stuck(Actor):
         await asyncio.Event().wait()
 
 
-class System(Hosts, Pools, Queues):
+class System(Hosts, Pools, Queues, Pairs):
     """See `meshbench.adapter.MeshSystem`; over several hosts, `Hosts`."""
 
     module = "mesh_core"

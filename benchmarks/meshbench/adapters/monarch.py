@@ -14,6 +14,7 @@ from monarch.actor import Actor, endpoint, shutdown_context, this_host
 
 from meshbench.adapter import PAYLOAD
 from meshbench.adapters.monarch_hosts import Hosts
+from meshbench.adapters.monarch_pairs import Pairs
 from meshbench.processes import Killer
 from meshbench.timing import sample, sample_async
 
@@ -57,7 +58,7 @@ class Stuck(Actor):
         threading.Event().wait()
 
 
-class System(Hosts):
+class System(Hosts, Pairs):
     """See `meshbench.adapter.KillSystem`; over several hosts, `Hosts`."""
 
     module = "monarch.actor"

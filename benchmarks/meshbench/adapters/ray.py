@@ -12,6 +12,7 @@ import ray
 
 from meshbench.adapter import PAYLOAD
 from meshbench.adapters.ray_hosts import Hosts
+from meshbench.adapters.ray_pairs import Pairs
 from meshbench.adapters.ray_pool import Pools
 from meshbench.adapters.ray_queue import Queues
 from meshbench.timing import sample, sample_async
@@ -39,7 +40,7 @@ class AsyncEcho:
         return x
 
 
-class System(Hosts, Pools, Queues):
+class System(Hosts, Pools, Queues, Pairs):
     """See `meshbench.adapter.ActorSystem`; over several hosts, `Hosts`."""
 
     module = "ray"
