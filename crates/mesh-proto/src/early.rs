@@ -1,8 +1,8 @@
 //! Messages that arrive before the thing that they are for.
 //!
-//! Within a host nothing overtakes the spawn that it depends on (ORD-1). Between hosts a message may: an actor on one
-//! host spawns on a second and tells a third, whose message reaches the second sooner, through another connection. Such
-//! a message waits for the spawn for a while.
+//! What one process sends to another keeps its order (ORD-1). But an actor in one process may spawn in a second and tell a
+//! third, whose message reaches the second sooner, through another connection or a direct link. Such a message waits for
+//! the spawn for a while.
 //!
 //! ERL-1: messages that wait for the same thing are handed over in the order in which they came.
 //! ERL-2: nothing waits longer than allowed, and no more than a fixed number of bytes wait, from all senders together.

@@ -148,6 +148,8 @@ codes! {
         Fetch = 33,
         /// Why the policy of a mesh gave it up: [`crate::control::News`].
         GivenUp = 34,
+        /// About a link between two procs of one host: [`crate::control::Direct`].
+        Direct = 35,
     }
 }
 
@@ -263,13 +265,13 @@ impl Header {
         self.flag(flags::CHARGED, charged);
     }
 
-    /// Whether the job has other hosts, so that a message may overtake the spawn of its receiver.
+    /// Whether the job has other hosts, or the message came by a direct link: it may overtake the spawn of its receiver.
     #[must_use]
     pub fn is_abroad(&self) -> bool {
         self.flags & flags::ABROAD != 0
     }
 
-    /// Says that the job has other hosts.
+    /// Says that it may overtake the spawn of its receiver.
     pub fn set_abroad(&mut self) {
         self.flags |= flags::ABROAD;
     }
@@ -305,6 +307,12 @@ impl Header {
     /// Sets the milliseconds from sending until nobody wants the answer any longer; 0 for no limit.
     pub fn set_deadline_ms(&mut self, ms: u32) {
         self.deadline_ms = ms;
+    }
+
+    /// Takes everything out that its body would have to have, but for the receivers.
+    pub(crate) fn empty(&mut self) {
+        (self.parts, self.body_len, self.name_len) = (0, u64::from(self.target_len), 0);
+        self.flags &= !(flags::SOLE | flags::SHARED | flags::REFS | flags::DISTANT);
     }
 
     fn flag(&mut self, bit: u16, on: bool) {

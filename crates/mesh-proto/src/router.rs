@@ -1,8 +1,8 @@
 //! Where a frame goes next.
 //!
-//! Within a host the links form a star. The agent has a link to every proc; a proc has only the one to its agent. The
-//! agent hands frames for other hosts to its gateway. Because everything passes through the agent in the order in which
-//! it was sent, a message can never overtake the spawn that it depends on.
+//! Within a host the links form a star. The agent has a link to every proc; a proc has one to its agent. The agent hands
+//! frames for other hosts to its gateway. Procs that talk much have direct links besides ([`crate::DirectLinks`]), of
+//! which this table knows nothing.
 //!
 //! ORD-1: one sender's messages to one receiver keep their order, casts and single messages alike.
 //!

@@ -7,6 +7,7 @@ mod support;
 mod answers;
 mod backlog;
 mod control;
+mod direct;
 mod early;
 mod family;
 mod flow;

@@ -82,6 +82,11 @@ impl Reactor {
         self.sets.watch(fd, token, write);
     }
 
+    /// Watches a descriptor for reading, for writing, for both, or only for its end, which is reported once.
+    pub(crate) fn watch_ways(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) {
+        self.sets.watch_ways(fd, token, read, write);
+    }
+
     /// Watches a descriptor until it is ready once. Call with `first` the first time, and without it to watch again.
     pub(crate) fn watch_once(&self, fd: BorrowedFd<'_>, token: u64, first: bool) {
         self.sets.watch_once(fd, token, first);

@@ -67,7 +67,17 @@ impl Sets {
     }
 
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u64, write: bool) {
-        let flags = if write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+        self.watch_ways(fd, token, true, write);
+    }
+
+    pub(crate) fn watch_ways(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) {
+        let flags = match (read, write) {
+            (true, true) => EventFlags::IN | EventFlags::OUT,
+            (true, false) => EventFlags::IN,
+            (false, true) => EventFlags::OUT,
+            // The end of a descriptor is always reported; like this, once.
+            (false, false) => EventFlags::ET,
+        };
         // A descriptor that was removed meanwhile needs no watching.
         let _ = epoll::modify(&self.inner, fd, EventData::new_u64(token), flags);
     }

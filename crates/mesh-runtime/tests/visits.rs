@@ -47,6 +47,7 @@ impl Agent {
                 shm_budget: 1 << 20,
                 shm_threshold: 1 << 20,
                 shm_idle: Duration::ZERO,
+                direct_links: 0,
             },
         };
         let told: Arc<Mutex<Vec<String>>> = Arc::default();

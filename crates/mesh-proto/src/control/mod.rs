@@ -3,6 +3,7 @@
 //! A type's `frame` makes the frame; its `read` takes one apart, and returns `None` for other bytes. What a header's
 //! fields mean depends on the kind; only these types know it.
 
+mod direct;
 mod fetch;
 mod hosts;
 mod life;
@@ -14,6 +15,7 @@ mod refusal;
 mod traits;
 mod visit;
 
+pub use direct::{Direct, heard_of, may_go_direct};
 pub use fetch::Fetch;
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,

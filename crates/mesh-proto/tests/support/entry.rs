@@ -1,8 +1,8 @@
 //! Entry for hostile bytes: used by the fuzzer and by the mutation test on a stable compiler.
 
 use mesh_proto::control::{
-    Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, News,
-    Revoked, SpawnProcs, StopProcs, Terms, Undeliverable, Visit, Whereabouts, ranks_of,
+    Attachment, Closed, Direct, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines,
+    News, Revoked, SpawnProcs, StopProcs, Terms, Undeliverable, Visit, Whereabouts, ranks_of,
 };
 use mesh_proto::messages::{Asked, Meaning, Name, Partial, ProcUp};
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
@@ -132,6 +132,9 @@ fn read_as_control(frame: &Frame) {
     }
     if let Some(revoked) = Revoked::read(frame) {
         assert_eq!(Revoked::read(&revoked.frame(from, to, None)), Some(revoked));
+    }
+    if let Some(direct) = Direct::read(frame) {
+        assert_eq!(Direct::read(&direct.frame(from, to)), Some(direct));
     }
     if let Some(held) = Held::read(frame) {
         assert_eq!(Held::read(&held.frame(from, to)), Some(held));

@@ -50,6 +50,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Inspect,
     Kind::Moved,
     Kind::GivenUp,
+    Kind::Direct,
     Kind::Held,
     Kind::Extend,
     Kind::Fetch,

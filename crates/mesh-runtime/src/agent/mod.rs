@@ -43,7 +43,7 @@ use mesh_proto::messages::ProcUp;
 use mesh_proto::{Ended, Event, Exit, Frame, Header, LinkId, MeshId, ProcAddr, Route};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -87,6 +87,8 @@ pub(crate) struct HostAgent {
     /// When the process's clock started.
     started: Instant,
     next_link: AtomicU32,
+    /// Whether there have been links between procs.
+    joined: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -106,6 +108,7 @@ impl HostAgent {
             home: Arc::clone(home),
             started,
             next_link: AtomicU32::new(0),
+            joined: AtomicBool::new(false),
             state: Mutex::new(state),
         }
     }
@@ -117,6 +120,25 @@ impl HostAgent {
     /// Returns an id for a new link.
     fn new_link(&self) -> LinkId {
         self.next_link.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Two procs get a link to each other, by which they may ask anything of one another: each is told of the other's end.
+    /// Returns the id of the link; none if one of them has ended.
+    pub(crate) fn join(&self, one: ProcAddr, other: ProcAddr) -> Option<LinkId> {
+        let mut state = lock(&self.state);
+        // One that is still here has not been told of to anybody.
+        if !state.procs.is_here(one) || !state.procs.is_here(other) {
+            return None;
+        }
+        state.procs.family.asked(one, other.mesh);
+        state.procs.family.asked(other, one.mesh);
+        self.joined.store(true, Ordering::SeqCst);
+        Some(self.new_link())
+    }
+
+    /// Whether there have been links between procs: a message may come before the spawn that it depends on.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.joined.load(Ordering::SeqCst)
     }
 
     // The lives of procs.
@@ -216,6 +238,20 @@ impl HostAgent {
     /// Whether this host has no procs.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Has procs that nobody forked.
+    #[cfg(test)]
+    pub(crate) fn adopt(&self, mesh: MeshId, ranks: std::ops::Range<u32>) {
+        let spawn = Spawn {
+            mesh,
+            ranks,
+            title: &Arc::from(""),
+            spawner: (self.me, 0),
+            fork_server: None,
+            within: Duration::from_secs(3600),
+        };
+        lock(&self.state).procs.add(&spawn, self.now());
     }
 
     /// Whether nothing is left of earlier procs.

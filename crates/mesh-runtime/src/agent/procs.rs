@@ -189,6 +189,11 @@ impl Procs {
         self.procs.iter().filter(|(_, proc)| meant(proc)).map(|(addr, _)| *addr).collect()
     }
 
+    /// Whether a proc is here whose end was not told yet.
+    pub(crate) fn is_here(&self, addr: ProcAddr) -> bool {
+        self.procs.contains_key(&addr)
+    }
+
     /// Whether a mesh is alive here.
     pub(crate) fn has(&self, mesh: MeshId) -> bool {
         self.titles.contains_key(&mesh)

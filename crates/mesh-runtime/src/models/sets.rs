@@ -58,6 +58,8 @@ impl Sets {
         Ok(())
     }
 
+    pub(crate) fn watch_ways(&self, _: BorrowedFd<'_>, _: u64, _: bool, _: bool) {}
+
     pub(crate) fn watch(&self, _: BorrowedFd<'_>, _: u64, _: bool) {}
 
     pub(crate) fn watch_once(&self, _: BorrowedFd<'_>, _: u64, _: bool) {}

@@ -13,6 +13,10 @@ impl Parts for Runtime {
         self.gateway.is_active()
     }
 
+    fn expects_early(&self) -> bool {
+        self.gateway.is_active() || self.agent.has_joined()
+    }
+
     fn overhear(&self, frame: &Frame, came: bool) {
         if came {
             self.agent.overhear(self, &frame.header);
@@ -102,6 +106,7 @@ impl Runtime {
             Meaning::Control(Kind::Watch) => self.agent.on_watch(self, &header),
             Meaning::Control(Kind::Inspect) => self.on_inspect(&frame),
             Meaning::Control(Kind::Moved | Kind::GivenUp) => self.on_news(&frame),
+            Meaning::Control(Kind::Direct) => self.on_direct(&frame),
             Meaning::Control(Kind::Lines) => self.logs.on_lines(&frame),
             Meaning::Control(_) => self.on_gateway_frame(frame),
             // Split where it arrives; and a process's notices to itself do not come this way.

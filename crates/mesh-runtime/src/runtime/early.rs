@@ -1,5 +1,5 @@
 //! At an agent: messages that overtake the spawn of the procs that they are for, since there are several paths between
-//! hosts.
+//! hosts, and between the procs of one.
 //!
 //! The code that makes the procs hands them over under the lock under which they were put aside, so that none is
 //! forgotten, and nothing later gets ahead of them (ERL-1). What waits for actors waits in [`super::inboxes`].

@@ -1,6 +1,6 @@
 //! The inboxes of a process: its own, and one for each of its actors.
 //!
-//! There are several paths between hosts, so a message may overtake the spawn of the actor that it is for: it waits
+//! There are several paths between hosts, and between the procs of one, so a message may overtake the spawn of the actor that it is for: it waits
 //! here. The code that opens the inbox hands it over under the lock under which it was put aside (ERL-1).
 
 use super::early::{MOST_BYTES, WITHIN};
@@ -28,7 +28,7 @@ pub(crate) struct Inboxes {
     pub(super) notices: Arc<Inbox>,
     actors: RwLock<HashMap<ActorId, Arc<Inbox>>>,
     early: Mutex<Early<ActorId, Message>>,
-    /// The job has had other hosts, as this process was told: messages may overtake spawns.
+    /// The job has had other hosts, or this process direct links: messages may overtake spawns.
     abroad: AtomicBool,
 }
 
@@ -130,7 +130,7 @@ impl Inboxes {
     /// Keeps a message for an actor that is not here. False if it must not wait either.
     pub(super) fn wait_for(&self, actor: ActorId, message: Message, now: Duration) -> bool {
         let header = *message.header();
-        // In a job of one host nothing comes before its spawn.
+        // In a job of one host nothing comes before its spawn, without direct links.
         let abroad = header.is_abroad() || self.abroad.load(Ordering::Relaxed);
         if self.me.host == 0 && header.src.host == 0 && !abroad {
             return false;

@@ -108,6 +108,7 @@ impl Runtime {
     /// A process has ended, as its agent reports.
     pub(super) fn on_down(&self, frame: &Frame) {
         let Some(Down { who: addr, ended, answer, .. }) = Down::read(frame) else { return };
+        self.switch.shortcuts.lose(addr);
         self.ended.note(addr);
         if self.me.is_agent() {
             self.agent.owner_died(self, addr);
@@ -158,10 +159,12 @@ impl Runtime {
         let end = link.read(|mut frame| {
             if agent {
                 frame.header.set_quiet(std::mem::take(&mut quiet));
-            }
-            // A proc speaks only for itself.
-            if self.me.is_agent() && frame.header.src != link.peer {
-                return;
+                // A proc speaks only for itself.
+                if frame.header.src != link.peer {
+                    return;
+                }
+            } else {
+                self.take_before(&frame.header);
             }
             if frame.header.is_abroad() {
                 self.inboxes.expect_early();

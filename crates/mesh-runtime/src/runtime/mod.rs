@@ -7,6 +7,7 @@
 //! - `answers`: replies, and arguments of spawns (`arguments`), that wait here until their receivers read;
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `offering`, `landing`: large parts that travel by a bypass, at their senders and at their receivers;
+//! - `direct`, `shortcuts`: links between procs of one host;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `hosts`: connects the gateway to the other parts;
 //! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
@@ -27,6 +28,7 @@ mod counts;
 mod dead_ranks;
 mod deliver;
 mod descriptors;
+mod direct;
 mod early;
 mod ended;
 mod event_loop;
@@ -50,6 +52,7 @@ mod procs;
 mod repairs;
 mod returns;
 mod road;
+mod shortcuts;
 mod signals;
 mod spawned;
 mod switch;
@@ -159,6 +162,8 @@ pub struct Options {
     pub shm_threshold: usize,
     /// How long unused shared memory is kept.
     pub shm_idle: Duration,
+    /// How many links to other procs of its host a proc may have.
+    pub direct_links: usize,
 }
 
 /// See the module.
@@ -295,7 +300,7 @@ impl Runtime {
         let _ = rustix::io::ioctl_fionbio(&link, true);
         let runtime = Self::build(me, Router::leaf(me, UP), SpinBoard::join(board, seat)?, options)?;
         let agent = ProcAddr::agent(me.host);
-        let up = Arc::new(Link::new(UP, agent, link));
+        let up = Arc::new(Link::with_sockets(UP, agent, link));
         runtime.switch.add_link(&up);
         up.send(&runtime.reactor, &Hello { pid: runtime.standing.pid() }.frame(me, agent));
         up.register(&runtime.reactor)?;
@@ -307,7 +312,7 @@ impl Runtime {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(RuntimeError::os("getrandom"))?;
         let (reactor, board, standing) = (Arc::new(Reactor::new()?), Arc::new(board), Arc::new(Standing::new()));
-        let switch = Switch::new(me, &reactor, router);
+        let switch = Switch::with_shortcuts(me, &reactor, router, options.direct_links);
         let waiting = Waiting::new(&reactor, &board, options.spin, &standing, TOKEN_SIGNAL)?;
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
@@ -522,6 +527,7 @@ impl Runtime {
     pub fn goodbye(&self, limit: Duration, reason: EndReason) {
         if let Some(up) = self.switch.link(UP).filter(|_| !self.me.is_agent()) {
             self.drain_answers(limit);
+            self.drain_links(limit);
             // First: the agent may hang up before the next line runs, which is no reason to die.
             self.standing.close();
             up.send(&self.reactor, &Goodbye { reason }.frame(self.me, up.peer));
@@ -620,6 +626,8 @@ impl Handler for Runtime {
             }
         } else if token >= FORK_SERVER_TOKENS {
             self.on_procs(self.agent.on_fork_server(token, readable, writable));
+        } else if let Some(link) = self.switch.shortcuts.link(token as LinkId) {
+            self.on_direct_ready(&link, readable, writable);
         } else if let Some(link) = self.switch.link(token as LinkId) {
             if writable {
                 link.flush(&self.reactor);

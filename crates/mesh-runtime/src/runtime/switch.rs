@@ -3,8 +3,9 @@
 //! It knows routes and links, and nothing of the contents of frames. The parts around it are [`Parts`]; frames of this
 //! process and arriving frames pass through it in the same way.
 
+use super::shortcuts::Shortcuts;
 use crate::call::Outcome;
-use crate::link::Link;
+use crate::link::{Hold, Link};
 use crate::locks::{read, write};
 use crate::reactor::Reactor;
 use mesh_proto::hosts::HostSet;
@@ -23,6 +24,8 @@ pub(crate) const GATEWAY: LinkId = LinkId::MAX;
 pub(crate) trait Parts {
     /// Whether the job has other hosts.
     fn is_abroad(&self) -> bool;
+    /// Whether a message may come before the spawn of its receiver.
+    fn expects_early(&self) -> bool;
     /// Sees a passing frame for a process of this host; `came` means that it is not from this process. Called before
     /// the route is looked up: a death in between is then reported one way or the other.
     fn overhear(&self, frame: &Frame, came: bool);
@@ -49,11 +52,25 @@ pub(crate) struct Switch {
     reactor: Arc<Reactor>,
     router: RwLock<Router>,
     links: RwLock<HashMap<LinkId, Arc<Link>>>,
+    /// At a proc: its links to others.
+    pub(super) shortcuts: Shortcuts,
 }
 
 impl Switch {
+    #[cfg(test)]
     pub(crate) fn new(me: ProcAddr, reactor: &Arc<Reactor>, router: Router) -> Self {
-        Self { me, reactor: Arc::clone(reactor), router: RwLock::new(router), links: RwLock::default() }
+        Self::with_shortcuts(me, reactor, router, 0)
+    }
+
+    /// One that may have so many direct links, if it is a proc's.
+    pub(super) fn with_shortcuts(me: ProcAddr, reactor: &Arc<Reactor>, router: Router, most: usize) -> Self {
+        Self {
+            me,
+            reactor: Arc::clone(reactor),
+            router: RwLock::new(router),
+            links: RwLock::default(),
+            shortcuts: Shortcuts::new(me, reactor, most),
+        }
     }
 
     // Routes and links.
@@ -90,7 +107,12 @@ impl Switch {
         read(&self.links).get(&id).cloned()
     }
 
+    /// The link by which what is sent to a process leaves this one.
     pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
+        let direct = self.shortcuts.link_to(addr);
+        if direct.is_some() {
+            return direct;
+        }
         match self.route(addr) {
             Route::Via(id) => self.link(id),
             _ => None,
@@ -98,11 +120,11 @@ impl Switch {
     }
 
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
-        read(&self.links).values().cloned().collect()
+        read(&self.links).values().cloned().chain(self.shortcuts.all()).collect()
     }
 
     pub(super) fn len(&self) -> usize {
-        read(&self.links).len()
+        read(&self.links).len() + self.shortcuts.len()
     }
 
     pub(super) fn close(&self) {
@@ -110,12 +132,26 @@ impl Switch {
         for link in links {
             link.close(&self.reactor);
         }
+        self.shortcuts.close();
     }
 
     // Frames.
 
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
     pub(crate) fn dispatch(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>) -> usize {
+        self.spread(parts, frame, from, &[])
+    }
+
+    /// At an agent: takes a frame on its way that these of its receivers, in order, have been sent already, by direct links.
+    pub(super) fn dispatch_past(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>, reached: &[u32]) {
+        if frame.header.target_len == 0 {
+            parts.overhear(&frame, true);
+        } else {
+            self.spread(parts, frame, from, reached);
+        }
+    }
+
+    fn spread(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>, reached: &[u32]) -> usize {
         if frame.header.target_len == 0 {
             return self.dispatch_one(parts, frame, from);
         }
@@ -142,39 +178,51 @@ impl Switch {
             }
             for (nth, rank) in (0..=u32::MAX).zip(region) {
                 let to = placement.addr(*mesh, rank);
-                if Some(to) != taken {
+                if reached.binary_search(&to.rank).is_ok() {
+                    parts.overhear(&frame.for_one(to, nth), true);
+                } else if Some(to) != taken {
                     most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from));
                 }
             }
         } else if on.len() <= MOST_UNKNOWN {
             let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
             for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
-                let nth = u32::try_from(index).unwrap_or(u32::MAX);
-                most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from));
+                let share = frame.for_one(to, u32::try_from(index).unwrap_or(u32::MAX));
+                if reached.binary_search(&to.rank).is_ok() {
+                    parts.overhear(&share, true);
+                } else {
+                    most = most.max(self.dispatch_one(parts, share, from));
+                }
             }
         }
         most
     }
 
-    /// A proc's cast goes to its agent as a whole. The proc's own share, if it has one, is delivered at once, like
-    /// single messages to its own actors, which would otherwise overtake it on the way up and back (ORD-1).
+    /// A proc's cast goes to its agent as a whole, but for those that it has direct links to. The proc's own share, if it
+    /// has one, is delivered at once, like single messages to its own actors, which would otherwise overtake it on the way
+    /// up and back (ORD-1).
     fn cast_up(&self, parts: &impl Parts, frame: &Frame, up: LinkId) -> usize {
         let Some(link) = self.link(up) else { return 0 };
-        let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };
-        let own = target.as_ref().and_then(|target| Some((target.index_of(self.me)?, target.len())));
-        let Some((index, count)) = own else { return link.send(&self.reactor, frame).unwrap_or(0) };
+        let is_near = frame.header.dst.mesh == self.me.mesh || self.shortcuts.may_reach(frame);
+        let Some(target) = Some(frame).filter(|_| is_near).and_then(|frame| frame.target().ok()) else {
+            return link.send(&self.reactor, frame).unwrap_or(0);
+        };
+        let send = |holds| match self.shortcuts.may_reach(frame) {
+            true => self.shortcuts.cast(&link, frame, &target, holds),
+            false => link.send(&self.reactor, frame).unwrap_or(0),
+        };
+        let Some(index) = target.index_of(self.me) else { return send(None) };
         let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
-        if count == 1 {
+        if target.len() == 1 {
             parts.deliver(share);
             return 0;
         }
         // Nobody sees an effect of one half before the other half is on its way: what the receiver here sends is behind
         // the rest of the cast, which is written only after the receiver here has its share.
-        let held = link.hold(&self.reactor);
-        let queued = link.send(&self.reactor, frame);
+        let mut holds = vec![link.hold(&self.reactor)];
+        send(Some(&mut holds));
         parts.deliver(share);
-        drop(held);
-        queued.map_or(0, |_| link.queued())
+        holds.into_iter().map(Hold::release).max().unwrap_or(0)
     }
 
     fn dispatch_one(&self, parts: &impl Parts, mut frame: Frame, from: Option<LinkId>) -> usize {
@@ -190,7 +238,7 @@ impl Switch {
                 if (to.is_guest() || frame.header.kind == Kind::Partial) && parts.has_output(&frame) {
                     frame.header.set_printed();
                 }
-                self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0)
+                self.link(id).map_or(0, |link| self.shortcuts.send(&link, &frame))
             }
             Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
             Route::Remote(_) if parts.answers_for(&frame) => 0,
@@ -208,7 +256,7 @@ impl Switch {
                 parts.bounce(&frame, Outcome::Lost(ended));
                 0
             }
-            Route::Unknown if parts.is_abroad() && self.local(to.mesh).is_none() => {
+            Route::Unknown if parts.expects_early() && self.local(to.mesh).is_none() => {
                 parts.await_procs(frame, from);
                 0
             }

@@ -1,11 +1,11 @@
 //! One socket: order, back-pressure, and its end.
 
-use crate::link::{Link, ReadEnd};
+use crate::link::{Link, ReadEnd, socket_number};
 use crate::reactor::Reactor;
 use mesh_proto::messages::Extend;
 use mesh_proto::{EndReason, Frame, ProcAddr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,6 +168,7 @@ fn drain_writes_out_what_waits_or_gives_up_in_time() {
 #[test]
 fn while_a_link_is_held_everything_is_queued_in_order() {
     let (reactor, a, b) = links();
+    let (reactor, a) = (Arc::new(reactor), Arc::new(a));
     let read = |seen: &mut Vec<u64>| {
         b.read(|frame| seen.push(Extend::read(&frame.header).unwrap().call));
         seen.clone()
@@ -194,4 +195,34 @@ fn while_a_link_is_held_everything_is_queued_in_order() {
     let mut rest = Vec::new();
     pump(&reactor, &a, &b, &mut rest);
     assert_eq!(rest, [(5, 4_000_000)]);
+}
+
+#[test]
+fn a_socket_goes_in_its_place_among_the_frames() {
+    let reactor = Reactor::new().unwrap();
+    let (ours, theirs) = sockets();
+    let (a, b) = (Link::new(1, ProcAddr::CONTROLLER, ours), Link::with_sockets(2, ProcAddr::CONTROLLER, theirs));
+    a.register(&reactor).unwrap();
+    let number = |socket: &OwnedFd| socket_number(socket.as_fd()).unwrap();
+    let mut seen: Vec<u64> = Vec::new();
+    for long in [10, 4_000_000] {
+        let (first, second) = sockets();
+        let numbers = [number(&first), number(&second)];
+        assert!(b.take_socket(numbers[0]).is_none());
+        a.send(&reactor, &frame(seen.len() as u64, long)).unwrap();
+        a.send_with(&reactor, &frame(seen.len() as u64 + 1, 10), first);
+        a.send_with(&reactor, &frame(seen.len() as u64 + 2, 10), second);
+        a.send(&reactor, &frame(seen.len() as u64 + 3, 10)).unwrap();
+        let start = seen.len();
+        while seen.len() < start + 4 {
+            a.flush(&reactor);
+            // A read takes all that is there, though the system lets it end at a socket.
+            b.read(|frame| seen.push(Extend::read(&frame.header).unwrap().call));
+            assert!(a.queued() > 0 || seen.len() == start + 4);
+        }
+        let came = numbers.map(|number| b.take_socket(number).unwrap());
+        assert_eq!([number(&came[0]), number(&came[1])], numbers);
+        assert!(b.take_socket(numbers[0]).is_none());
+    }
+    assert_eq!(seen, (0..8).collect::<Vec<_>>());
 }

@@ -12,6 +12,7 @@ mod collector;
 mod completion;
 #[path = "../../../mesh-proto/tests/support/dice.rs"]
 mod dice;
+mod direct;
 mod flow;
 mod gate;
 mod gateway;
@@ -58,6 +59,7 @@ pub(crate) fn options() -> Options {
         shm_budget: 256 << 20,
         shm_threshold: 64 * 1024,
         shm_idle: Duration::from_secs(10),
+        direct_links: 64,
     }
 }
 

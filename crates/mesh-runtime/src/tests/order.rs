@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// An actor that handles nothing: the tests read its inboxes.
-const LISTENER: u64 = 6;
+pub(super) const LISTENER: u64 = 6;
 const RANKS: usize = 3;
 const ROUNDS: u64 = 400;
 
-fn one(rank: usize) -> Target {
+pub(super) fn one(rank: usize) -> Target {
     Target::One(ProcAddr { mesh: MESH, rank: u32::try_from(rank).unwrap(), host: 0 })
 }
 
@@ -29,13 +29,13 @@ fn send(from: &Runtime, request: Request, target: &Target, payload: &[u8], buffe
 }
 
 /// Spawns the listener on every rank, and returns its inboxes.
-fn listeners(host: &Host) -> Vec<Arc<Inbox>> {
+pub(super) fn listeners(host: &Host) -> Vec<Arc<Inbox>> {
     send(&host.controller, Request::Spawn, &many(0, host.workers.len()), b"", &[]);
     host.workers.iter().map(|(worker, _)| soon(|| worker.inbox(LISTENER))).collect()
 }
 
 /// Waits for something that appears before long.
-fn soon<T>(mut look: impl FnMut() -> Option<T>) -> T {
+pub(super) fn soon<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
         if let Some(found) = look() {
@@ -47,7 +47,7 @@ fn soon<T>(mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The next message in an inbox: its kind and payload.
-fn next(inbox: &Inbox) -> (Kind, Vec<u8>) {
+pub(super) fn next(inbox: &Inbox) -> (Kind, Vec<u8>) {
     let message = soon(|| inbox.take(1).pop());
     (message.header().kind, message.open().unwrap().0.to_vec())
 }
@@ -104,6 +104,8 @@ fn whatever_the_adverb_each_sender_is_heard_in_order() {
             });
         }
     });
+    let linked = host.workers.iter().map(|(worker, _)| worker.counts().links).max();
+    assert!(linked > Some(1), "nothing went by a direct link");
     drop(inboxes);
     host.close();
 }

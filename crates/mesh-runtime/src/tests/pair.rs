@@ -74,6 +74,7 @@ impl Host {
             link.register(&controller.reactor).unwrap();
         }
         controller.switch.add(MESH, 0, &links);
+        controller.agent.adopt(MESH, 0..n);
         let host = Self { controller, workers };
         let whole = Target::Many(MESH, procs(n as usize), Placement::On(0));
         host.controller.tell(&out(Request::Spawn, &whole, b"", &[])).unwrap();

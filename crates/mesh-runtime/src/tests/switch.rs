@@ -48,6 +48,9 @@ impl Parts for Scribe {
     fn is_abroad(&self) -> bool {
         self.abroad
     }
+    fn expects_early(&self) -> bool {
+        self.abroad
+    }
     fn overhear(&self, _: &Frame, came: bool) {
         self.note(Handed::Overheard(came));
     }

@@ -26,6 +26,7 @@ pub(crate) struct PyOptions {
     shm_budget: usize,
     shm_threshold: usize,
     shm_idle: f64,
+    direct_links: usize,
 }
 
 impl PyOptions {
@@ -39,9 +40,20 @@ impl PyOptions {
             shm_budget,
             shm_threshold,
             shm_idle,
+            direct_links,
         } = self;
         let (spin, shm_idle) = (duration(spin_us * 1e-6)?, duration(shm_idle)?);
-        Ok(Options { spin, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle })
+        Ok(Options {
+            spin,
+            ref_budget,
+            link_budget,
+            mailbox_budget,
+            reply_budget,
+            shm_budget,
+            shm_threshold,
+            shm_idle,
+            direct_links,
+        })
     }
 }
 

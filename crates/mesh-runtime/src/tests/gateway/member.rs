@@ -227,6 +227,9 @@ impl Parts for Member {
         self.gateway.is_active()
     }
 
+    fn expects_early(&self) -> bool {
+        true
+    }
     fn overhear(&self, _: &Frame, _: bool) {}
 
     fn deliver(&self, frame: Frame) {

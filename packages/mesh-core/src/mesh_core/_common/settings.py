@@ -195,6 +195,10 @@ class Settings:
     shm_idle: float = _setting(10.0, _SECONDS)
     """How long a process keeps unused shared memory for its next messages, in seconds."""
 
+    direct_links: int = _setting(64, _Number(int, 0, 4096, "links"))
+    """To how many other processes of its host a process may have a direct link, by which messages go without passing the
+    host's agent. The least used ones give way; 0 sends all messages by way of the agent."""
+
     bypass_threshold: int = _setting(MIB, _Number(int, 0, 2**62, "bytes"))
     """Minimum size of a message part to bypass the host agents on its way to a process of another host, if a package that
     moves them is installed, such as mesh-rdma. At least 256 KiB; 0 sends all parts through the agents."""
@@ -413,4 +417,5 @@ def runtime_options(settings: Settings) -> dict[str, Any]:
         "shm_budget": settings.shm_bytes,
         "shm_threshold": settings.shm_threshold,
         "shm_idle": settings.shm_idle,
+        "direct_links": settings.direct_links,
     }

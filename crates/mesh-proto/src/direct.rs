@@ -1,0 +1,273 @@
+//! Direct links: which messages of a proc go straight to another proc of its host instead of by way of their agent.
+//!
+//! A proc that has sent another one enough messages by way of the agent asks for a link. The agent makes one and gives
+//! each of the two an end. From then on the link is two one-way streets, and each end decides about its own:
+//!
+//! 1. An end that it has no use for is refused. Otherwise it tells the other that it is ready to read.
+//! 2. An end whose other is ready begins: it says so by way of the agent, and sends everything else by the link. The other
+//!    starts to read when it hears that it began, which is behind all that was sent before.
+//! 3. An end stops by closing its way after the last message. The other reads up to there before it takes anything of the
+//!    same sender that came by way of the agent.
+//!
+//! DIR-1: messages of one proc to another keep their order, whichever way each of them went (ORD-1).
+//! DIR-2: what a link accepts is read by its other end, unless one of the two dies.
+//! DIR-3: a proc has at most so many links, not counting those that are ending. A link that was used within the last second
+//! gives way to no other.
+//!
+//! A message says nothing of its way, so which one it takes changes nothing but the time that it needs. Between different
+//! senders there is no order: a message can overtake one that its sender's cause had sent to the same receiver, as it can
+//! between hosts. What their agent sent before is read before.
+
+use crate::{LinkId, ProcAddr};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// So many messages by way of the agent make it worth while to ask for a link.
+const FIRST: u32 = 32;
+/// If that brings none, it asks again after this many times as many.
+const PATIENCE: u32 = 8;
+const MOST_PATIENT: u32 = 1 << 20;
+/// A link that was not used for this long may make room for another.
+const QUIET: Duration = Duration::from_secs(1);
+/// Of how many procs the messages are counted.
+const COUNTED: usize = 4096;
+
+/// What a message by way of the agent gives reason to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Nothing.
+    None,
+    /// The agent should be asked for a link.
+    Ask,
+    /// This link should end, so that there is room for another one.
+    MakeRoom(LinkId),
+}
+
+/// What follows from the end of what the other end sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// This end should stop too ([`DirectLinks::stopped`]).
+    Stop,
+    /// The link is over.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The other end is not known to be ready.
+    Waiting,
+    Open,
+    Closed,
+}
+
+#[derive(Debug)]
+struct Count {
+    sent: u32,
+    /// So many are reason to ask.
+    needed: u32,
+}
+
+impl Default for Count {
+    fn default() -> Self {
+        Self { sent: 0, needed: FIRST }
+    }
+}
+
+#[derive(Debug)]
+struct Link {
+    peer: ProcAddr,
+    out: Way,
+    back: Way,
+    /// Since the last sweep.
+    used: AtomicBool,
+}
+
+/// The state machine; see the module.
+#[derive(Debug)]
+pub struct DirectLinks {
+    most: usize,
+    counts: HashMap<ProcAddr, Count>,
+    links: HashMap<LinkId, Link>,
+    /// The links by which messages go.
+    open: HashMap<ProcAddr, LinkId>,
+    /// When links were last marked as unused.
+    swept: Option<Duration>,
+}
+
+impl DirectLinks {
+    /// Those of a proc that may have so many.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { most, counts: HashMap::new(), links: HashMap::new(), open: HashMap::new(), swept: None }
+    }
+
+    /// Whether there may be any.
+    #[must_use]
+    pub fn are_wanted(&self) -> bool {
+        self.most > 0
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    // Sending.
+
+    /// The link by which a message to this proc goes now; none if it goes by way of the agent.
+    pub fn way(&self, to: ProcAddr) -> Option<LinkId> {
+        let id = *self.open.get(&to)?;
+        self.links.get(&id)?.used.store(true, Ordering::Relaxed);
+        Some(id)
+    }
+
+    /// The procs to which messages go by links.
+    pub fn ways(&self) -> impl Iterator<Item = (ProcAddr, LinkId)> + '_ {
+        self.open.iter().map(|(peer, id)| (*peer, *id))
+    }
+
+    /// A message went to a proc of this host by way of the agent.
+    pub fn routed(&mut self, to: ProcAddr, now: Duration) -> Reason {
+        if self.most == 0 || self.open.contains_key(&to) {
+            return Reason::None;
+        }
+        if self.counts.len() >= COUNTED && !self.counts.contains_key(&to) {
+            self.counts.clear();
+        }
+        let count = self.counts.entry(to).or_default();
+        count.sent += 1;
+        if count.sent < count.needed {
+            return Reason::None;
+        }
+        count.sent = 0;
+        if self.has_room() {
+            self.be_patient(to);
+            return Reason::Ask;
+        }
+        self.unused(now).map_or(Reason::None, Reason::MakeRoom)
+    }
+
+    fn has_room(&self) -> bool {
+        self.links.values().filter(|link| link.out != Way::Closed).count() < self.most
+    }
+
+    /// A link that nobody uses, to make room for another.
+    fn unused(&mut self, now: Duration) -> Option<LinkId> {
+        if self.swept.is_some_and(|at| now < at.saturating_add(QUIET)) {
+            return None;
+        }
+        self.swept = Some(now);
+        let links = self.links.iter_mut();
+        let idle = links.filter_map(|(id, link)| {
+            let used = std::mem::replace(link.used.get_mut(), false);
+            (link.out == Way::Open && !used).then_some(*id)
+        });
+        idle.min()
+    }
+
+    // Links that come.
+
+    /// An end of a link to `peer` came from the agent. False if it is refused.
+    pub fn offered(&mut self, id: LinkId, peer: ProcAddr) -> bool {
+        let taken = self.links.contains_key(&id);
+        let has_one = self.links.values().any(|link| link.peer == peer && link.out != Way::Closed);
+        if taken || has_one || !self.has_room() {
+            self.be_patient(peer);
+            return false;
+        }
+        let link = Link { peer, out: Way::Waiting, back: Way::Waiting, used: AtomicBool::new(true) };
+        self.links.insert(id, link);
+        true
+    }
+
+    fn be_patient(&mut self, peer: ProcAddr) {
+        let count = self.counts.entry(peer).or_default();
+        count.needed = count.needed.saturating_mul(PATIENCE).min(MOST_PATIENT);
+    }
+
+    /// The other end is ready. True if this one begins now: once it has said so by way of the agent, messages go by the link.
+    pub fn ready(&mut self, id: LinkId, from: ProcAddr) -> bool {
+        let Some(link) = self.links.get_mut(&id).filter(|link| link.peer == from && link.out == Way::Waiting) else {
+            return false;
+        };
+        link.out = Way::Open;
+        self.open.insert(from, id);
+        self.counts.remove(&from);
+        true
+    }
+
+    /// The other end was refused. True if this one is dropped.
+    pub fn refused(&mut self, id: LinkId, from: ProcAddr) -> bool {
+        if !self.links.get(&id).is_some_and(|link| link.peer == from && link.out == Way::Waiting) {
+            return false;
+        }
+        self.links.remove(&id);
+        self.be_patient(from);
+        true
+    }
+
+    /// The other end has begun. True if this one is read from now on.
+    pub fn begun(&mut self, id: LinkId, from: ProcAddr) -> bool {
+        let link = self.links.get_mut(&id).filter(|link| link.peer == from && link.back == Way::Waiting);
+        link.is_some_and(|link| {
+            link.back = Way::Open;
+            true
+        })
+    }
+
+    // Reading.
+
+    /// The links by which messages of this proc come. Before anything else of it is taken, these are read.
+    pub fn from(&self, peer: ProcAddr) -> impl Iterator<Item = LinkId> + '_ {
+        let reads = move |link: &Link| link.peer == peer && link.back == Way::Open;
+        self.links.iter().filter(move |(_, link)| reads(link)).map(|(id, _)| *id)
+    }
+
+    // Links that end.
+
+    /// The other end sends nothing more, and all that it sent was read.
+    pub fn heard_end(&mut self, id: LinkId) -> Heard {
+        let Some(link) = self.links.get_mut(&id) else { return Heard::Over };
+        link.back = Way::Closed;
+        if link.out == Way::Open {
+            return Heard::Stop;
+        }
+        self.links.remove(&id);
+        Heard::Over
+    }
+
+    /// Whether the other end sends nothing more, while this one still does.
+    #[must_use]
+    pub fn is_ending(&self, id: LinkId) -> bool {
+        self.links.get(&id).is_some_and(|link| link.back == Way::Closed && link.out == Way::Open)
+    }
+
+    /// Nothing more is sent by the link, and the other end can tell. True if the link is over.
+    pub fn stopped(&mut self, id: LinkId) -> bool {
+        let Some(link) = self.links.get_mut(&id) else { return true };
+        link.out = Way::Closed;
+        let (peer, over) = (link.peer, link.back == Way::Closed);
+        if self.open.get(&peer) == Some(&id) {
+            self.open.remove(&peer);
+        }
+        if over {
+            self.links.remove(&id);
+        }
+        over
+    }
+
+    /// A proc has ended. Returns the links to it, which are over.
+    pub fn lost(&mut self, peer: ProcAddr) -> Vec<LinkId> {
+        self.counts.remove(&peer);
+        self.open.remove(&peer);
+        self.links.extract_if(|_, link| link.peer == peer).map(|(id, _)| id).collect()
+    }
+}
