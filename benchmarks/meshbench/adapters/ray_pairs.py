@@ -55,9 +55,8 @@ class Pairs:
         """Four actors."""
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
-            peer, async_peer, caller, async_caller = (
-                each.remote() for each in (Peer, AsyncPeer, Caller, AsyncCaller)
-            )
+            peer, async_peer = Peer.remote(), AsyncPeer.remote()
+            caller, async_caller = Caller.remote(), AsyncCaller.remote()
             script = sample(calls, lambda: ray.get(peer.echo.remote(PAYLOAD)))
             before = time.process_time()
             sync = ray.get(caller.calls.remote(peer, calls))

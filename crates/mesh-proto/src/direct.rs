@@ -6,18 +6,17 @@
 //! 1. An end that it has no use for is refused. Otherwise it tells the other that it is ready to read.
 //! 2. An end whose other is ready begins: it says so by way of the agent, and sends everything else by the link. The other
 //!    starts to read when it hears that it began, which is behind all that was sent before.
-//! 3. An end stops by closing its way after the last message. The other reads up to there before it takes anything of the
-//!    same sender that came by way of the agent.
+//! 3. An end stops by closing its way after the last message; what it sends then goes by way of the agent again.
 //!
 //! DIR-1: messages of one proc to another keep their order, whichever way each of them went (ORD-1).
 //! DIR-2: what a link accepts is read by its other end, unless one of the two dies.
 //! DIR-3: a proc has at most so many links, not counting those that are ending. A link that was used within the last second
 //! gives way to no other.
 //!
-//! A message says nothing of its way, so which one it takes changes nothing but the time that it needs. Between different
-//! senders there is no order: a message can overtake one that its sender's cause had sent to the same receiver, as it can
-//! between hosts. What their agent sent before is read before.
-
+//! DIR-4: a proc takes what comes by its links in the order in which it was sent, whoever has sent it. So causes come
+//! before their effects, as if everything had passed one router: what a proc tells another is there before anything that
+//! a third sends because it was told. The exception is what waits for a proc that has not read its link for a moment.
+//!
 use crate::{LinkId, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -225,7 +224,7 @@ impl DirectLinks {
 
     // Reading.
 
-    /// The links by which messages of this proc come. Before anything else of it is taken, these are read.
+    /// The links by which messages of this proc come.
     pub fn from(&self, peer: ProcAddr) -> impl Iterator<Item = LinkId> + '_ {
         let reads = move |link: &Link| link.peer == peer && link.back == Way::Open;
         self.links.iter().filter(move |(_, link)| reads(link)).map(|(id, _)| *id)

@@ -1,7 +1,7 @@
 //! The bytes of one message.
 //!
 //! ```text
-//! header (80 bytes) | region and placement of a cast | name | part table (8 bytes a part) | parts
+//! header (88 bytes) | region and placement of a cast | name | part table (8 bytes a part) | parts
 //! ```
 //!
 //! An entry of the part table is a length. If its top bit is set, the part's bytes are a [`crate::SharedRef`] to memory
@@ -16,13 +16,13 @@ use bytes::Bytes;
 use std::time::Duration;
 
 /// Length of the fixed header.
-pub const HEADER_LEN: usize = 80;
+pub const HEADER_LEN: usize = 88;
 /// What each queued message costs the process that holds it, on top of its bytes: a flood of empty messages also fills
 /// memory.
 pub const MESSAGE_COST: u64 = 256;
 
 const MAGIC: u16 = 0x4d68;
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 /// The bits of a header's flags, on the wire. Code outside this crate does not use them: [`Header`] has accessors for
 /// the frame's own flags, and the types of [`crate::messages`] and [`crate::control`] for those of their kind.
 pub(crate) mod flags {
@@ -182,6 +182,8 @@ pub struct Header {
     pub(crate) call: CallId,
     /// The frame's number on its link, which sets it (LNK-1).
     pub seq: u32,
+    /// When its link accepted it, in nanoseconds of its host's clock; set by the link.
+    pub sent: u64,
     /// In a message, the receiver's place in the target, which a reply repeats (in a cast, the first receiver's); in
     /// other kinds, what their types say.
     pub(crate) index: u32,
@@ -207,6 +209,7 @@ impl Header {
             actor: 0,
             call: 0,
             seq: 0,
+            sent: 0,
             index: 0,
             name_len: 0,
             target_len: 0,
@@ -393,6 +396,7 @@ layout! {
     68 deadline_ms: u32,
     72 src.host: u32,
     76 dst.host: u32,
+    80 sent: u64,
 }
 
 /// A whole message: the header and its body, which is not parsed.

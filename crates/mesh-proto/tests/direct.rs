@@ -345,7 +345,6 @@ fn what_is_said_of_links_is_read_as_it_was_said() {
         Direct::Begun(7),
         Direct::Passed(vec![], cast(Kind::Tell, from)),
         Direct::Passed((0..4096).collect(), cast(Kind::Tell, from)),
-        Direct::After(addr(3)),
     ];
     for one in said {
         assert_eq!(Direct::read(&one.frame(from, to)), Some(one));

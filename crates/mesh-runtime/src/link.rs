@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Frames up to this length are written from one small buffer; longer ones from where they are.
 const SMALL: usize = 4096;
@@ -25,6 +25,8 @@ const IOV: usize = 32;
 /// Bytes read from one link before others get a turn. More than a socket holds, so that a dead peer's last messages are read
 /// at once.
 const MOST_READ: usize = 4 * 1024 * 1024;
+/// How long a sender waits for the other end of a direct link, which always reads.
+const MOMENT: Duration = Duration::from_millis(50);
 /// Sockets that came by a link and were not taken yet. Their frames are behind them, so more than one is rare.
 const MOST_SOCKETS: usize = 16;
 
@@ -58,6 +60,16 @@ struct Tx {
     closed: bool,
 }
 
+/// What has been read.
+#[derive(Debug, Default)]
+struct Rx {
+    decoder: Decoder,
+    /// The next frame, which was looked at.
+    next: Option<Frame>,
+    /// Nothing comes behind what was read.
+    end: Option<EndReason>,
+}
+
 /// The link. Any thread may send; the thread that holds the reactor's lock reads.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -65,7 +77,7 @@ pub(crate) struct Link {
     pub(crate) peer: ProcAddr,
     fd: OwnedFd,
     tx: Mutex<Tx>,
-    rx: Mutex<Decoder>,
+    rx: Mutex<Rx>,
     /// Sockets that have come; none if the peer may send none.
     sockets: Option<Mutex<VecDeque<OwnedFd>>>,
     /// Whether it is read when something comes.
@@ -80,6 +92,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The clock of this host, the same for all its processes.
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
 /// What tells a socket from all others of its machine, whichever process looks at it.
 pub(crate) fn socket_number(socket: BorrowedFd<'_>) -> Option<u64> {
     rustix::fs::fstat(socket).ok().map(|stat| stat.st_ino)
@@ -92,7 +110,7 @@ impl Link {
             peer,
             fd,
             tx: Mutex::new(Tx::default()),
-            rx: Mutex::new(Decoder::default()),
+            rx: Mutex::default(),
             sockets: None,
             reads: AtomicBool::new(true),
             is_direct: false,
@@ -166,6 +184,7 @@ impl Link {
         }
         let mut header = frame.header;
         header.seq = tx.seq;
+        header.sent = now();
         tx.seq = tx.seq.wrapping_add(1);
         let head = header.encode();
         let body = &frame.body;
@@ -189,6 +208,15 @@ impl Link {
             };
             if done == total {
                 return Some(0);
+            }
+            if self.is_direct {
+                done = match self.write_on(&head, body, done) {
+                    Ok(done) => done,
+                    Err(errno) => return self.broken(reactor, &mut tx, errno),
+                };
+                if done == total {
+                    return Some(0);
+                }
             }
         }
         tx.queued += total - done;
@@ -221,6 +249,7 @@ impl Link {
         }
         let mut header = frame.header;
         header.seq = tx.seq;
+        header.sent = now();
         tx.seq = tx.seq.wrapping_add(1);
         tx.close_tail();
         let bytes = Bytes::from([&header.encode(), &frame.body[..]].concat());
@@ -260,6 +289,27 @@ impl Link {
         self.watch_as(reactor, false);
         self.room.notify_all();
         None
+    }
+
+    /// Goes on with a frame for which the socket had no room, for a moment. Whoever learns of what waits in this process could
+    /// be heard before it (DIR-4).
+    #[cold]
+    fn write_on(&self, head: &[u8], body: &[u8], mut done: usize) -> Result<usize, Errno> {
+        let end = Instant::now() + MOMENT;
+        while done < head.len() + body.len() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+            let mut fds = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::OUT)];
+            let _ = rustix::event::poll(&mut fds, Some(&timeout));
+            done += match done.checked_sub(head.len()) {
+                None => self.write(&[IoSlice::new(&head[done..]), IoSlice::new(body)])?,
+                Some(at) => self.write(&[IoSlice::new(&body[at..])])?,
+            };
+        }
+        Ok(done)
     }
 
     /// Whether a write that failed is only to be tried again. Both ends of a direct link live on, so that a shortage of memory
@@ -389,22 +439,58 @@ impl Link {
         Ok((received.bytes, asked))
     }
 
-    /// Reads once, and keeps what came for [`Link::next`]. Returns whether more may be there.
-    pub(crate) fn fill(&self) -> Result<bool, EndReason> {
-        Ok(self.receive(&mut lock(&self.rx))?.is_some_and(|(n, asked)| n == asked))
+    /// Reads what has come, and keeps it for [`Link::take`].
+    pub(crate) fn fill(&self) {
+        let mut rx = lock(&self.rx);
+        let mut total = 0;
+        while rx.end.is_none() && total < MOST_READ {
+            match self.receive(&mut rx.decoder) {
+                Ok(Some((n, asked))) => {
+                    total += n;
+                    if n < asked {
+                        return;
+                    }
+                }
+                Ok(None) => return,
+                Err(why) => rx.end = Some(why),
+            }
+        }
     }
 
-    /// The next whole frame of what was read.
-    pub(crate) fn next(&self) -> Result<Option<Frame>, EndReason> {
-        lock(&self.rx).next_frame().map_err(|error| EndReason::Protocol(error.to_string()))
+    /// When the next frame of what was read was sent.
+    pub(crate) fn next_sent(&self) -> Option<u64> {
+        let mut rx = lock(&self.rx);
+        if rx.next.is_none() {
+            match rx.decoder.next_frame() {
+                Ok(next) => rx.next = next,
+                Err(error) => rx.end = Some(EndReason::Protocol(error.to_string())),
+            }
+        }
+        rx.next.as_ref().map(|frame| frame.header.sent)
+    }
+
+    /// The frame that was looked at last.
+    pub(crate) fn take(&self) -> Option<Frame> {
+        lock(&self.rx).next.take()
+    }
+
+    /// Why nothing more comes, once all that came was taken.
+    pub(crate) fn take_end(&self) -> Option<EndReason> {
+        let mut rx = lock(&self.rx);
+        if rx.next.is_none() { rx.end.take() } else { None }
+    }
+
+    /// The socket, to be polled.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Reads what arrived and passes every frame to `take`.
     pub(crate) fn read(&self, mut take: impl FnMut(Frame)) -> ReadEnd {
-        let mut rx = lock(&self.rx);
+        let rx = &mut lock(&self.rx).decoder;
         let mut total = 0;
         loop {
-            let (n, asked) = match self.receive(&mut rx) {
+            let (n, asked) = match self.receive(rx) {
                 Ok(Some(read)) => read,
                 Ok(None) => return ReadEnd::Drained,
                 Err(why) => return ReadEnd::Closed(why),
@@ -448,10 +534,10 @@ impl Link {
 
     /// Writes what is queued, for at most `limit`.
     pub(crate) fn drain(&self, reactor: &Reactor, limit: Duration) {
-        let end = std::time::Instant::now() + limit;
+        let end = Instant::now() + limit;
         loop {
             self.flush(reactor);
-            let left = end.saturating_duration_since(std::time::Instant::now());
+            let left = end.saturating_duration_since(Instant::now());
             if self.queued() == 0 || lock(&self.tx).closed || left.is_zero() {
                 return;
             }

@@ -59,6 +59,20 @@ class Friend(Actor):
         write_down(f"{folder}/done", str(right))
 
     @endpoint
+    def tell(self, other: Any, number: int) -> None:
+        for _ in range(3):
+            other.set.broadcast(number)
+
+    @endpoint
+    def have_told(self, friend: Any, other: Any, number: int) -> None:
+        friend.tell.call_one(other, number).get(timeout=SOON)
+
+    @endpoint
+    def tell_to_write(self, writer: Any, times: int) -> None:
+        for _ in range(times):
+            writer.hello.broadcast()
+
+    @endpoint
     def ask(self, other: Any) -> int:
         number: int = other.get.call_one().get(timeout=SOON)
         return number

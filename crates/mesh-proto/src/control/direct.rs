@@ -21,8 +21,6 @@ pub enum Direct {
     /// From a proc to its agent: a message that these ranks of its receivers, in order, have already been sent. The others
     /// get it from the agent.
     Passed(Vec<u32>, Frame),
-    /// From an agent to a proc: what follows is for the sake of that proc, so whatever it sent by its link comes first.
-    After(ProcAddr),
 }
 
 /// More receivers than a proc may have links to.
@@ -42,7 +40,6 @@ impl Direct {
             Self::Passed(ranks, frame) => {
                 out.byte(5).list(ranks, |out, rank| out.small(*rank)).bytes(&frame.header.encode()).bytes(&frame.body)
             }
-            Self::After(peer) => out.byte(6).addr(*peer),
         };
         Frame::build_plain(Header::new(Kind::Direct, from, to), None, b"", &out.done())
     }
@@ -71,7 +68,6 @@ impl Direct {
                     && header.kind != Kind::Direct;
                 sound.then_some(Self::Passed(ranks, passed))?
             }
-            6 => Self::After(raw.addr()?),
             _ => return None,
         })
     }

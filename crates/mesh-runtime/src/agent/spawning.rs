@@ -107,7 +107,7 @@ impl HostAgent {
         self.watch(around, unwatched);
         strays.iter().for_each(|frame| around.refuse(frame));
         if !owned {
-            self.end_procs(around, (mesh, None), ORPHAN_GRACE, None);
+            self.end_procs(around, mesh, None, ORPHAN_GRACE);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{HostAgent, MOST_PROCS, Surroundings};
 use crate::dispatch::Dispatch;
 use crate::locks::lock;
-use mesh_proto::control::{Direct, Down, StopProc, StopProcs, ranks_of};
+use mesh_proto::control::{Down, StopProc, StopProcs, ranks_of};
 use mesh_proto::messages::StopActor;
 use mesh_proto::{Aftermath, EndReason, Ended, Frame, MeshId, Owned, ProcAddr, Route};
 use mesh_topology::Region;
@@ -14,32 +14,15 @@ use std::time::Duration;
 pub(super) const ORPHAN_GRACE: Duration = Duration::from_secs(5);
 
 impl HostAgent {
-    /// Asks a mesh of this host, or some of its ranks, to end, for the sake of a process if one wants it. What is left after
-    /// `within` is killed.
-    pub(crate) fn end_procs(
-        &self,
-        around: &impl Dispatch,
-        (mesh, ranks): (MeshId, Option<&Region>),
-        within: Duration,
-        sake: Option<ProcAddr>,
-    ) {
+    /// Asks a mesh of this host, or some of its ranks, to end. What is left after `within` is killed.
+    pub(crate) fn end_procs(&self, around: &impl Dispatch, mesh: MeshId, ranks: Option<&Region>, within: Duration) {
         let meant = |addr: ProcAddr| addr.mesh == mesh && ranks.is_none_or(|ranks| ranks.contains(addr.rank as usize));
         let stopped = lock(&self.state).procs.stop(meant, within, self.now());
         for addr in stopped {
-            self.after(around, sake, addr);
             around.dispatch(StopProc { within }.frame(self.me, addr));
         }
         // For the new deadlines.
         self.reactor.ring_io();
-    }
-
-    /// What follows is for the sake of a process, which may have sent something before by a direct link.
-    fn after(&self, around: &impl Dispatch, sake: Option<ProcAddr>, to: ProcAddr) {
-        if self.has_joined()
-            && let Some(sake) = sake.filter(|proc| proc.host == self.me.host && !proc.is_agent() && *proc != to)
-        {
-            around.dispatch(Direct::After(sake).frame(self.me, to));
-        }
     }
 
     /// Ends procs of this host, by order of a process that waits for their ends.
@@ -52,7 +35,7 @@ impl HostAgent {
         if let Some(here) = ranks_of(frame, MOST_PROCS) {
             self.tell_ended(around, src, mesh, here.filter(|rank| order.ranks.contains(*rank as usize)));
         }
-        self.end_procs(around, (mesh, Some(&order.ranks)), order.within, Some(src));
+        self.end_procs(around, mesh, Some(&order.ranks), order.within);
     }
 
     /// Tells a process, which waits for all of these ranks to end, which ones already have.
@@ -72,20 +55,19 @@ impl HostAgent {
     /// A proc has ended: what it owned ends too, then whoever waits for its end is told. What these then send comes behind the
     /// stops (FAM-4).
     pub(crate) fn carry_out(&self, around: &impl Dispatch, addr: ProcAddr, ended: &Ended, aftermath: Aftermath) {
-        self.end_orphans(around, aftermath.end, Some(addr));
+        self.end_orphans(around, aftermath.end);
         for listener in aftermath.tell {
             around.dispatch(Down::notice(addr, ended).frame(self.me, listener));
         }
     }
 
     /// Ends what dead owners left behind.
-    pub(super) fn end_orphans(&self, around: &impl Dispatch, orphans: Vec<Owned>, owner: Option<ProcAddr>) {
+    pub(super) fn end_orphans(&self, around: &impl Dispatch, orphans: Vec<Owned>) {
         for thing in orphans {
             match thing {
-                Owned::Procs(mesh) => self.end_procs(around, (mesh, None), ORPHAN_GRACE, owner),
+                Owned::Procs(mesh) => self.end_procs(around, mesh, None, ORPHAN_GRACE),
                 // Nobody waits for these.
                 Owned::Actor(home, actor) => {
-                    self.after(around, owner, home);
                     let stop = StopActor::of(actor).header(self.me, home);
                     around.dispatch(Frame::build(stop, None, b"", &[]));
                 }

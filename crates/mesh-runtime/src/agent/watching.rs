@@ -83,13 +83,13 @@ impl HostAgent {
         // The agent knows the ends on its own host.
         if owner.host != self.me.host {
             let aftermath = lock(&self.state).procs.family.died(owner);
-            self.end_orphans(around, aftermath.end, None);
+            self.end_orphans(around, aftermath.end);
         }
     }
 
     /// A host died, and with it its processes that own something here.
     pub(crate) fn host_died(&self, around: &impl Dispatch, host: HostNo) {
         let aftermath = lock(&self.state).procs.family.host_died(host);
-        self.end_orphans(around, aftermath.end, None);
+        self.end_orphans(around, aftermath.end);
     }
 }

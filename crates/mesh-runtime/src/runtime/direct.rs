@@ -2,18 +2,27 @@
 //! them. What goes by them is in [`super::shortcuts`].
 
 use super::{Runtime, UP};
-use crate::link::{Link, socket_number};
-use mesh_proto::control::{Direct, down_of, may_go_direct};
-use mesh_proto::{EndReason, Frame, Header, LinkId, ProcAddr};
+use crate::link::{Link, now, socket_number};
+use mesh_proto::control::Direct;
+use mesh_proto::{EndReason, Frame, LinkId, ProcAddr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a link is read before others get a turn.
-const READS: usize = 64;
-/// How often it is read at once, though its sender should have stopped: far more than a socket holds.
-const MOST_READS: usize = 1024;
+/// So many rounds of reading are made before others get a turn.
+const PASSES: u32 = 64;
+
+/// Reads those links that have something.
+fn fill(links: &[Arc<Link>]) {
+    let mut fds: Vec<PollFd<'_>> =
+        links.iter().map(|link| PollFd::from_borrowed_fd(link.socket(), PollFlags::IN)).collect();
+    if poll(&mut fds, Some(&Timespec::default())).is_ok() {
+        let ready = fds.iter().zip(links).filter(|(fd, _)| !fd.revents().is_empty());
+        ready.for_each(|(_, link)| link.fill());
+    }
+}
 
 impl Runtime {
     /// A frame about direct links.
@@ -33,15 +42,8 @@ impl Runtime {
                 }
             }
             Direct::Refused(id) => self.switch.shortcuts.refused(id, from),
-            Direct::After(peer) if from.is_agent() => self.take_links_of(peer),
-            Direct::Begun(id) => {
-                // It may have had another link, by which it sends nothing more.
-                self.take_links_of(from);
-                if let Some(link) = self.switch.shortcuts.begun(id, from) {
-                    link.start_reading(&self.reactor);
-                }
-            }
-            Direct::Passed(..) | Direct::Offer(..) | Direct::After(_) => {}
+            Direct::Begun(id) => self.switch.shortcuts.begun(id, from),
+            Direct::Passed(..) | Direct::Offer(..) => {}
         }
     }
 
@@ -79,31 +81,6 @@ impl Runtime {
         self.dispatch(answer.frame(self.me, peer), None);
     }
 
-    /// A frame comes from the agent: takes first what came by direct links before it and has something to do with it. Not
-    /// more: what a link has by now may be due to what the agent has sent behind this frame.
-    pub(super) fn take_before(&self, header: &Header) {
-        if self.switch.shortcuts.is_empty() {
-            return;
-        }
-        if let Some(who) = down_of(header) {
-            self.take_links_of(who);
-        } else if may_go_direct(header.kind) && !header.src.is_agent() {
-            // Its sender has stopped to send by a link.
-            self.take_links_of(header.src);
-        }
-    }
-
-    /// Takes what a proc has sent by links, and sends no more.
-    fn take_links_of(&self, peer: ProcAddr) {
-        for link in self.switch.shortcuts.from(peer) {
-            for _ in 0..MOST_READS {
-                if !self.read_some(&link, false) {
-                    break;
-                }
-            }
-        }
-    }
-
     /// A direct link is ready.
     pub(super) fn on_direct_ready(&self, link: &Arc<Link>, readable: bool, writable: bool) {
         if writable {
@@ -111,46 +88,67 @@ impl Runtime {
             self.switch.shortcuts.stop_ending(link.id);
         }
         if readable && link.reads() {
-            for _ in 0..READS {
-                if !self.read_some(link, true) {
-                    break;
-                }
+            self.read_in_order();
+        }
+    }
+
+    /// At a proc with direct links: takes what has come by all its links, in the order in which it was sent (DIR-4).
+    ///
+    /// Whatever was sent until some moment has its causes in these sockets by then: they were written before. So all sockets
+    /// are read after that moment, and what was sent until then is taken in the order of the clock that all processes of the
+    /// host share. What was sent later waits for the next round, as its causes may have come behind the reader's back.
+    pub(super) fn read_in_order(&self) {
+        let Some(up) = self.switch.link(UP) else { return };
+        for pass in 1.. {
+            // Those who never stop to send are not waited for: what was read is taken, and others get a turn.
+            let until = if pass < PASSES { now() } else { u64::MAX };
+            let (mut links, changes) = self.switch.shortcuts.read_links();
+            links.push(Arc::clone(&up));
+            fill(&links);
+            let is_done = self.take_until(&links, until, changes);
+            let ends = links.iter().filter_map(|link| Some((link, link.take_end()?))).collect::<Vec<_>>();
+            ends.into_iter().for_each(|(link, why)| self.on_link_end(link, why));
+            if is_done {
+                return;
             }
         }
     }
 
-    /// Reads once, and takes the frames that have come; with `first_up`, after what came from the agent before these.
-    /// Returns whether more may have come.
-    fn read_some(&self, link: &Arc<Link>, first_up: bool) -> bool {
-        let filled = link.fill();
-        if first_up && let Some(up) = self.switch.link(UP) {
-            self.read_link(&up, false);
-        }
-        let taken = self.take_from(link);
-        match filled.and_then(|more| taken.map(|()| more)) {
-            Ok(more) => more,
-            Err(EndReason::ConnectionClosed(_)) => {
-                link.stop_reading(&self.reactor);
-                self.switch.shortcuts.heard_end(link.id);
-                false
+    /// Takes frames that were sent until then. False if there may be more: later ones, or the links have changed.
+    fn take_until(&self, links: &[Arc<Link>], until: u64, changes: u64) -> bool {
+        loop {
+            let next = links.iter().filter_map(|link| Some((link.next_sent()?, link)));
+            let Some((sent, link)) = next.min_by_key(|(sent, _)| *sent) else { return true };
+            if sent > until {
+                return false;
             }
-            Err(_) => {
-                // Its process has died, or makes no frames. What is sent to it from now on goes to the agent, who knows.
-                self.switch.shortcuts.lose(link.peer);
-                false
-            }
-        }
-    }
-
-    fn take_from(&self, link: &Link) -> Result<(), EndReason> {
-        while let Some(frame) = link.next()? {
-            let header = &frame.header;
+            let Some(frame) = link.take() else { return true };
             // A proc speaks only for itself.
-            if header.src == link.peer && header.dst == self.me && header.target_len == 0 {
+            let header = &frame.header;
+            if link.id == UP || header.src == link.peer && header.dst == self.me && header.target_len == 0 {
+                if header.is_abroad() {
+                    self.inboxes.expect_early();
+                }
                 self.dispatch(frame, Some(link.id));
             }
+            if self.switch.shortcuts.changes() != changes {
+                return false;
+            }
         }
-        Ok(())
+    }
+
+    fn on_link_end(&self, link: &Arc<Link>, why: EndReason) {
+        if link.id == UP {
+            return self.link_ended(link, why);
+        }
+        match why {
+            EndReason::ConnectionClosed(_) => {
+                link.stop_reading(&self.reactor);
+                self.switch.shortcuts.heard_end(link.id);
+            }
+            // Its process has died, or makes no frames. What is sent to it from now on goes to the agent, who knows.
+            _ => self.switch.shortcuts.lose(link.peer),
+        }
     }
 
     /// Writes out what waits for direct links.

@@ -84,10 +84,10 @@ impl Process for Runtime {
         let is_host =
             |mesh: &MeshId| is_host_mesh(self.seat(ProcAddr { mesh: *mesh, rank: 0, host: self.me.host }).mesh);
         let (last, first): (HashSet<_>, HashSet<_>) = self.agent.meshes().into_iter().partition(is_host);
-        first.iter().for_each(|mesh| self.agent.end_procs(self, (*mesh, None), within, None));
+        first.iter().for_each(|mesh| self.agent.end_procs(self, *mesh, None, within));
         if !last.is_empty() {
             self.gateway.wait_for_processes(until - LAST / 2, || self.agent.meshes().is_subset(&last));
-            last.iter().for_each(|mesh| self.agent.end_procs(self, (*mesh, None), within.min(LAST / 2), None));
+            last.iter().for_each(|mesh| self.agent.end_procs(self, *mesh, None, within.min(LAST / 2)));
         }
         self.gateway.wait_for_processes(until, || self.agent.is_empty());
     }

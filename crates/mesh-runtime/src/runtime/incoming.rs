@@ -9,7 +9,7 @@ use crate::message::Message;
 use crate::meter::MailboxCredits;
 use mesh_proto::control::{Down, Undeliverable};
 use mesh_proto::messages::{Cancel, Cancelled, Meaning, ProcUp, Spawn, SpawnPart, Tell};
-use mesh_proto::{ActorId, Ended, Event, Exit, Frame, PortEnd, ProcAddr, Undelivered};
+use mesh_proto::{ActorId, EndReason, Ended, Event, Exit, Frame, PortEnd, ProcAddr, Undelivered};
 use std::sync::Arc;
 
 /// The id of the actor that spawns a job's singletons; known to every process.
@@ -163,8 +163,6 @@ impl Runtime {
                 if frame.header.src != link.peer {
                     return;
                 }
-            } else {
-                self.take_before(&frame.header);
             }
             if frame.header.is_abroad() {
                 self.inboxes.expect_early();
@@ -172,19 +170,24 @@ impl Runtime {
             self.dispatch(frame, Some(link.id));
         });
         if let ReadEnd::Closed(why) = end {
-            link.close(&self.reactor);
-            if self.me.is_agent() {
-                self.on_proc(link.peer, Event::LinkClosed(why));
-                if link.peer.is_guest() {
-                    // Nobody reaps a guest for this process, which only knows that the link has ended.
-                    self.on_proc(link.peer, Event::Exited(Exit::Unknown));
-                }
-            } else if self.me.is_guest() {
-                self.lose_job();
-            } else if !self.standing.is_over() {
-                // The agent is gone. A worker never outlives it, whatever its own code is doing.
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            self.link_ended(link, why);
+        }
+    }
+
+    /// A link to or from an agent has ended.
+    pub(super) fn link_ended(&self, link: &Arc<Link>, why: EndReason) {
+        link.close(&self.reactor);
+        if self.me.is_agent() {
+            self.on_proc(link.peer, Event::LinkClosed(why));
+            if link.peer.is_guest() {
+                // Nobody reaps a guest for this process, which only knows that the link has ended.
+                self.on_proc(link.peer, Event::Exited(Exit::Unknown));
             }
+        } else if self.me.is_guest() {
+            self.lose_job();
+        } else if !self.standing.is_over() {
+            // The agent is gone. A worker never outlives it, whatever its own code is doing.
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
     }
 

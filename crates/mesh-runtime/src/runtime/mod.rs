@@ -632,8 +632,10 @@ impl Handler for Runtime {
             if writable {
                 link.flush(&self.reactor);
             }
-            if readable {
+            if readable && self.switch.shortcuts.is_empty() {
                 self.read_link(&link, true);
+            } else if readable {
+                self.read_in_order();
             }
         }
     }

@@ -202,7 +202,7 @@ impl Runtime {
                 };
                 self.calls.on_outcome(&self.reactor, call.id, index, gone);
             }
-            self.agent.end_procs(self, (mesh, Some(ranks)), within, None);
+            self.agent.end_procs(self, mesh, Some(ranks), within);
         } else if let Some(agents) = placement.agents() {
             if self.remote_spawns.stop(mesh, ranks.len()) {
                 self.remote_meshes.forget(mesh);

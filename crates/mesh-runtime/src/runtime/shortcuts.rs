@@ -21,6 +21,8 @@ const FEW: usize = 16;
 struct State {
     plan: DirectLinks,
     links: HashMap<LinkId, Arc<Link>>,
+    /// How often either has changed.
+    changes: u64,
 }
 
 /// The direct links of a proc. See the module.
@@ -39,7 +41,7 @@ pub(crate) struct Shortcuts {
 impl Shortcuts {
     pub(super) fn new(me: ProcAddr, reactor: &Arc<Reactor>, most: usize) -> Self {
         let most = if me.is_agent() || me.is_guest() { 0 } else { most };
-        let state = State { plan: DirectLinks::new(most), links: HashMap::new() };
+        let state = State { plan: DirectLinks::new(most), links: HashMap::new(), changes: 0 };
         Self {
             me,
             reactor: Arc::clone(reactor),
@@ -57,6 +59,7 @@ impl Shortcuts {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = write(&self.state);
         let result = change(&mut state);
+        state.changes += 1;
         self.count.store(state.links.len(), Ordering::SeqCst);
         result
     }
@@ -184,9 +187,15 @@ impl Shortcuts {
         });
     }
 
-    /// The other end has begun. Returns the link if it is to be read from now on.
-    pub(super) fn begun(&self, id: LinkId, peer: ProcAddr) -> Option<Arc<Link>> {
-        self.change(|state| if state.plan.begun(id, peer) { state.links.get(&id).cloned() } else { None })
+    /// The other end has begun: it is read from now on.
+    pub(super) fn begun(&self, id: LinkId, peer: ProcAddr) {
+        self.change(|state| {
+            if state.plan.begun(id, peer)
+                && let Some(link) = state.links.get(&id)
+            {
+                link.start_reading(&self.reactor);
+            }
+        });
     }
 
     /// The other end is not ready, and will not be.
@@ -258,13 +267,15 @@ impl Shortcuts {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// The links by which messages of a proc come.
-    pub(super) fn from(&self, peer: ProcAddr) -> Vec<Arc<Link>> {
-        if self.is_empty() {
-            return Vec::new();
-        }
+    /// The links that are read, and a number that changes when these do.
+    pub(super) fn read_links(&self) -> (Vec<Arc<Link>>, u64) {
         let state = read(&self.state);
-        state.plan.from(peer).filter_map(|id| state.links.get(&id).cloned()).collect()
+        (state.links.values().filter(|link| link.reads()).cloned().collect(), state.changes)
+    }
+
+    /// See [`Self::read_links`].
+    pub(super) fn changes(&self) -> u64 {
+        read(&self.state).changes
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Link>> {

@@ -4,7 +4,7 @@ use super::order::{LISTENER, listeners, next, one, soon};
 use super::pair::{Host, MESH, out};
 use super::{SOON, options};
 use crate::{Options, Outgoing, Runtime};
-use mesh_proto::control::{Down, Watch};
+use mesh_proto::control::Down;
 use mesh_proto::messages::Request;
 use mesh_proto::{EndReason, Ended, Kind, ProcAddr};
 use std::sync::Arc;
@@ -29,19 +29,33 @@ fn linked(options: Options) -> (Host, Arc<crate::Inbox>) {
     (host, inbox)
 }
 
+/// DIR-4. Each of three senders comes first, and the sockets become ready in each order.
 #[test]
-fn what_the_agent_sent_before_comes_before() {
-    let (host, inbox) = linked(options());
-    for _ in 0..50 {
-        let stalled = host.workers[1].0.reactor.stall();
-        // The link is ready first, but this is not about what it has now.
-        say(&host.workers[0].0, 1, b"first");
-        say(&host.controller, 1, b"cause");
-        say(&host.workers[0].0, 1, b"effect");
+fn causes_are_taken_before_effects_whoever_sends_them() {
+    let host = Host::new(3, options());
+    let inbox = listeners(&host).pop().unwrap();
+    let to = &host.workers[2].0;
+    let senders = [&host.controller, &host.workers[0].0, &host.workers[1].0];
+    let is_linked = |from: &Runtime| from.switch.link_of(to.me).is_some_and(|link| link.id != 0);
+    for from in &senders[1..] {
+        let until = Instant::now() + SOON;
+        while !is_linked(from) {
+            assert!(Instant::now() < until, "there is no direct link");
+            say(from, 2, b"talk");
+            assert_eq!(next(&inbox).1, b"talk");
+        }
+    }
+    for turn in 0..60 {
+        let mut order = [turn % 3, (turn + 1 + turn / 3 % 2) % 3, (turn + 2 - turn / 3 % 2) % 3];
+        let stalled = to.reactor.stall();
+        // The socket of the last is ready first.
+        order.iter().rev().for_each(|at| say(senders[*at], 2, b"early"));
+        (0..9_u8).for_each(|n| say(senders[order[usize::from(n) % 3]], 2, &[n]));
+        order.reverse();
         drop(stalled);
-        let heard: Vec<Vec<u8>> = (0..3).map(|_| next(&inbox).1).collect();
-        let at = |word: &[u8]| heard.iter().position(|said| said == word);
-        assert!(at(b"cause") < at(b"effect") && at(b"first") < at(b"effect"), "{heard:?}");
+        let heard: Vec<Vec<u8>> = (0..12).map(|_| next(&inbox).1).collect();
+        assert_eq!(heard[..3], [b"early"; 3].map(|word| word.to_vec()));
+        assert_eq!(heard[3..], (0..9).map(|n| vec![n]).collect::<Vec<_>>());
     }
     drop(inbox);
     host.close();
@@ -64,21 +78,6 @@ fn what_a_proc_wrote_before_its_end_is_taken_before_the_notice() {
     assert_eq!(heard, [100].into_iter().chain(0..100).collect::<Vec<_>>());
     // The link has gone with it.
     assert_eq!(to.counts().links, 1);
-    drop(inbox);
-    host.close();
-}
-
-#[test]
-fn what_the_agent_sent_before_comes_before_though_it_is_behind_a_frame_of_the_sender() {
-    let (host, inbox) = linked(options());
-    let (from, to) = (&host.workers[0].0, &host.workers[1].0);
-    let stalled = to.reactor.stall();
-    // A frame whose order does not matter goes by the agent.
-    from.dispatch(Watch::of(from.me).frame(from.me, to.me), None);
-    say(&host.controller, 1, b"cause");
-    say(from, 1, b"effect");
-    drop(stalled);
-    assert_eq!([next(&inbox).1, next(&inbox).1], [b"cause".to_vec(), b"effect".to_vec()]);
     drop(inbox);
     host.close();
 }

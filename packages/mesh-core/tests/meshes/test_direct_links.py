@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from core_owners import lines, slay
-from talk_samples import MUCH, SOON, Counter, Friend, Place, Teller, wait_for
+from talk_samples import MUCH, SOON, Counter, Friend, Mortal, Place, Teller, wait_for
 
 from mesh_core import ProcMesh, configured, this_host
 
@@ -50,6 +50,38 @@ def test_what_the_script_sent_before_is_there_before(procs: ProcMesh) -> None:
         assert friend.ask.call_one(place).get(timeout=SOON) == number
     friend.stop().get(timeout=SOON)
     place.stop().get(timeout=SOON)
+
+
+def test_what_an_actor_told_another_before_it_answered_is_there_before(procs: ProcMesh) -> None:
+    place: Any = one(procs, 0).spawn("place", Place)
+    friend: Any = one(procs, 1).spawn("friend", Friend)
+    between: Any = one(procs, 2).spawn("between", Friend)
+    assert friend.talk.call_one([place]).get(timeout=SOON)
+    for number in range(MUCH):
+        friend.tell.call_one(place, number).get(timeout=SOON)
+        assert place.get.call_one().get(timeout=SOON) == number
+    for number in range(MUCH):
+        between.have_told.call_one(friend, place, number).get(timeout=SOON)
+        assert place.get.call_one().get(timeout=SOON) == number
+        assert between.ask.call_one(place).get(timeout=SOON) == number
+    for actors in (friend, between, place):
+        actors.stop().get(timeout=SOON)
+
+
+@pytest.mark.parametrize("what", ["procs", "actors"])
+def test_what_was_sent_to_what_is_stopped_then_is_handled(procs: ProcMesh, tmp_path: Path, what: str) -> None:
+    log = str(tmp_path / "log")
+    friend: Any = one(procs, 1).spawn("friend", Friend)
+    homes = this_host().spawn_procs({"gpus": 1})
+    writer: Any = homes.spawn("writer", Mortal, log)
+    times = 5
+    for _ in range(times):
+        # Much, so that there is a link, and a little more.
+        friend.tell_to_write.call_one(writer, MUCH).get(timeout=SOON)
+    (homes if what == "procs" else writer).stop().get(timeout=SOON)
+    assert lines(log) == ["lives"] * (times * MUCH) + ["ended"]
+    homes.stop().get(timeout=SOON)
+    friend.stop().get(timeout=SOON)
 
 
 def test_what_an_actor_has_spawned_past_the_agent_ends_with_it(fault_tolerant: None, tmp_path: Path) -> None:
