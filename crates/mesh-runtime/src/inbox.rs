@@ -4,6 +4,8 @@
 //! never will.
 //! TAK-2: a task that was sent ahead begins only once the actor's replies before it have left this process. So if the
 //! process dies, a caller without the reply to the previous task knows that this one has not begun.
+//! TRN-1: of an actor with a thread and an event loop, one of the two has the turn. It takes only its own messages, and
+//! until it comes back for more, the other gets none.
 
 use crate::gauge::Gauge;
 use crate::loop_waker::LoopWaker;
@@ -11,14 +13,39 @@ use crate::message::Message;
 use crate::meter::MailboxCredits;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
-use mesh_proto::messages::Task;
+use mesh_proto::messages::{Name, Task};
 use mesh_proto::{ActorId, CallId, Kind, ProcAddr};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How many bytes of messages to take at once, unless a single message has more.
 const MOST_TAKEN: u64 = 256 * 1024;
+
+/// What handles an actor's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// A thread of the actor's own.
+    Thread,
+    /// An event loop.
+    Loop,
+}
+
+/// How the messages of an actor with both are divided.
+#[derive(Debug)]
+struct Division {
+    /// The names of the endpoints that run on the loop.
+    on_loop: HashSet<Box<[u8]>>,
+    /// Which of them handles messages now, if any does (TRN-1).
+    turn: Option<Side>,
+}
+
+impl Division {
+    fn side(&self, message: &Message) -> Side {
+        let on_loop = Inbox::counts(message) && self.on_loop.contains(Name::what(message.name()));
+        if on_loop { Side::Loop } else { Side::Thread }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -34,6 +61,58 @@ struct Queue {
     held_up: Vec<ProcAddr>,
     /// The thread woken for the last task: if that is taken back it finds nothing, and must be woken again.
     woken: Option<Arc<Waiter>>,
+    /// None if one executor handles all messages.
+    division: Option<Division>,
+}
+
+impl Queue {
+    /// Who may take the first message now.
+    fn next(&self) -> Next {
+        match (self.messages.front(), &self.division) {
+            (None, _) => Next::Nobody,
+            (Some(_), None) => Next::Anybody,
+            (Some(_), Some(Division { turn: Some(Side::Loop), .. })) => Next::Nobody,
+            (Some(first), Some(division)) => match division.side(first) {
+                Side::Thread => Next::Only(Side::Thread),
+                Side::Loop if division.turn.is_none() => Next::Only(Side::Loop),
+                Side::Loop => Next::Nobody,
+            },
+        }
+    }
+}
+
+/// Who may take the first message of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Nobody,
+    /// The only executor.
+    Anybody,
+    Only(Side),
+}
+
+impl Next {
+    fn is(self, side: Side) -> bool {
+        self == Self::Anybody || self == Self::Only(side)
+    }
+}
+
+/// Whom to wake, once the queue is unlocked.
+#[must_use]
+#[derive(Debug, Default)]
+struct Wake {
+    waiter: Option<Arc<Waiter>>,
+    waker: Option<(Arc<LoopWaker>, u64)>,
+}
+
+impl Wake {
+    fn go(self, reactor: &Reactor) {
+        if let Some(waiter) = self.waiter {
+            waiter.notify(reactor);
+        }
+        if let Some((waker, token)) = self.waker {
+            waker.push(reactor, token);
+        }
+    }
 }
 
 /// What became of a message that was put into an inbox.
@@ -53,6 +132,8 @@ pub struct Inbox {
     pub actor: ActorId,
     queue: Mutex<Queue>,
     len: AtomicUsize,
+    /// A thread that waits may take the first message.
+    due: AtomicBool,
     /// Messages lent to an executor that has not come to them, and their bytes.
     lent: AtomicUsize,
     lent_bytes: AtomicU64,
@@ -76,6 +157,7 @@ impl Inbox {
             actor: mailbox.id(),
             queue: Mutex::default(),
             len: AtomicUsize::new(0),
+            due: AtomicBool::new(false),
             lent: AtomicUsize::new(0),
             lent_bytes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -111,6 +193,60 @@ impl Inbox {
     /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether a thread that waits for messages can take one now.
+    pub fn is_due(&self) -> bool {
+        self.due.load(Ordering::SeqCst)
+    }
+
+    /// Notes a change of the queue. Returns whom to wake for its first message.
+    fn changed(&self, queue: &mut Queue) -> Wake {
+        let next = queue.next();
+        self.len.store(queue.messages.len(), Ordering::SeqCst);
+        self.due.store(next.is(Side::Thread), Ordering::SeqCst);
+        let mut wake = Wake::default();
+        if next.is(Side::Thread) {
+            wake.waiter = queue.waiter.take();
+        }
+        // The waiter may be stale, so if there is only one executor, the loop is told too.
+        if next.is(Side::Loop) && !queue.told {
+            wake.waker.clone_from(&queue.waker);
+            queue.told = wake.waker.is_some();
+        }
+        wake
+    }
+
+    // An actor with a thread and a loop.
+
+    /// Divides the messages from now on, and makes more of them notify a loop: those of these names, beside those named
+    /// before. All others are for the thread. That calls this, or has not begun, and has the turn.
+    pub fn divide(&self, on_loop: impl IntoIterator<Item = Vec<u8>>, waker: Arc<LoopWaker>, token: u64) {
+        let mut queue = self.lock();
+        let division =
+            queue.division.get_or_insert_with(|| Division { on_loop: HashSet::new(), turn: Some(Side::Thread) });
+        division.on_loop.extend(on_loop.into_iter().map(Vec::into_boxed_slice));
+        queue.waker = Some((waker, token));
+        let next = queue.next();
+        self.due.store(next.is(Side::Thread), Ordering::SeqCst);
+    }
+
+    /// Leaves all messages to one executor.
+    pub fn unite(&self, reactor: &Reactor) {
+        let mut queue = self.lock();
+        queue.division = None;
+        let wake = self.changed(&mut queue);
+        drop(queue);
+        wake.go(reactor);
+    }
+
+    /// Whether the loop must run before a message that is put here now is handled, even if that is not for the loop.
+    pub fn is_behind_loop(&self) -> bool {
+        let queue = self.lock();
+        queue.division.as_ref().is_some_and(|division| {
+            division.turn == Some(Side::Loop)
+                || queue.messages.iter().any(|message| division.side(message) == Side::Loop)
+        })
     }
 
     /// The actor has failed.
@@ -162,40 +298,37 @@ impl Inbox {
         } else {
             queue.messages.push_back(message);
         }
-        self.len.store(queue.messages.len(), Ordering::SeqCst);
-        // The waiter may be stale, so the loop is told too.
-        let waiter = queue.waiter.take();
-        if task.is_some() && waiter.is_some() {
-            queue.woken.clone_from(&waiter);
+        let wake = self.changed(&mut queue);
+        if task.is_some() && wake.waiter.is_some() {
+            queue.woken.clone_from(&wake.waiter);
         }
-        let waker = if queue.told { None } else { queue.waker.clone() };
-        queue.told |= waker.is_some();
         drop(queue);
-        if let Some(waiter) = waiter {
-            waiter.notify(reactor);
-        }
-        if let Some((waker, token)) = waker {
-            waker.push(reactor, token);
-        }
+        wake.go(reactor);
         Put::Done
     }
 
     /// The next messages, at most `max`, and not many large ones at once: their senders hear of them when the whole
-    /// burst was handled. Empty if nothing waits.
-    pub fn take(&self, max: usize) -> Vec<Message> {
-        self.take_from(&mut self.lock(), max)
-    }
-
-    /// Like [`Inbox::take`], for an executor that comes to one after the other: until it [begins](Self::begun) with a
-    /// call or a tell, that counts as waiting.
-    pub fn lend(&self, max: usize) -> Vec<Message> {
+    /// burst was handled. Empty if nothing waits, or the first message or the turn is the other's (TRN-1).
+    ///
+    /// The executor comes to one after the other: until it [begins](Self::begun) with a call or a tell, that counts as
+    /// waiting.
+    pub fn lend(&self, reactor: &Reactor, max: usize, side: Side) -> Vec<Message> {
         let mut queue = self.lock();
-        let burst = self.take_from(&mut queue, max);
+        let (burst, wake) = self.take_from(&mut queue, max, side);
+        // Under the lock, so that what is lent just now is counted once.
         for message in burst.iter().filter(|message| Self::counts(message)) {
             self.lent.fetch_add(1, Ordering::Relaxed);
             self.lent_bytes.fetch_add(message.header().body_len, Ordering::Relaxed);
         }
+        drop(queue);
+        wake.go(reactor);
         burst
+    }
+
+    /// Like [`Inbox::lend`], for the only executor; what it takes no longer counts as waiting.
+    #[cfg(test)]
+    pub(crate) fn take(&self, max: usize) -> Vec<Message> {
+        self.take_from(&mut self.lock(), max, Side::Loop).0
     }
 
     /// Whether a message that was lent counts as waiting.
@@ -209,40 +342,58 @@ impl Inbox {
         self.lent_bytes.fetch_sub(message.header().body_len, Ordering::Relaxed);
     }
 
-    fn take_from(&self, queue: &mut Queue, max: usize) -> Vec<Message> {
+    fn take_from(&self, queue: &mut Queue, max: usize, side: Side) -> (Vec<Message>, Wake) {
+        if let Some(division) = &mut queue.division
+            && division.turn == Some(side)
+        {
+            division.turn = None;
+        }
+        let n = if queue.next().is(side) { Self::burst(queue, max, side) } else { 0 };
+        let burst: Vec<Message> = queue.messages.drain(..n).collect();
+        if n > 0
+            && let Some(division) = &mut queue.division
+        {
+            division.turn = Some(side);
+        }
+        // A loop looks again until there is nothing for it.
+        if queue.messages.is_empty() || (n == 0 && side == Side::Loop) {
+            queue.told = false;
+        }
+        let wake = self.changed(queue);
+        (burst, wake)
+    }
+
+    /// How many messages to take at once.
+    fn burst(queue: &Queue, max: usize, side: Side) -> usize {
         let (mut bytes, mut first) = (0_u64, true);
         let fits = |message: &&Message| {
             let before = bytes;
             bytes = bytes.saturating_add(message.cost());
             // As far as its caller can know, whatever is taken has begun (TAK-1).
-            before < MOST_TAKEN && (std::mem::take(&mut first) || message.task().is_none())
+            before < MOST_TAKEN
+                && (std::mem::take(&mut first) || message.task().is_none())
+                && queue.division.as_ref().is_none_or(|division| division.side(message) == side)
         };
-        let n = queue.messages.iter().take(max).take_while(fits).count();
-        let burst: Vec<Message> = queue.messages.drain(..n).collect();
-        self.len.store(queue.messages.len(), Ordering::SeqCst);
-        if queue.messages.is_empty() {
-            queue.told = false;
-        }
-        burst
+        queue.messages.iter().take(max).take_while(fits).count()
     }
 
     /// Takes back a task that the actor has not come to.
-    pub(crate) fn take_back(&self, caller: ProcAddr, call: CallId) -> Option<Message> {
-        self.take_out(|message, id, _| message.header().src == caller && id == call).pop()
+    pub(crate) fn take_back(&self, reactor: &Reactor, caller: ProcAddr, call: CallId) -> Option<Message> {
+        self.take_out(reactor, |message, id, _| message.header().src == caller && id == call).pop()
     }
 
     /// A reply to this caller's task has not left this process: no task that it sends ahead begins until it sends one
     /// that is not. Returns those that wait.
-    pub(crate) fn hold_up(&self, caller: ProcAddr) -> Vec<Message> {
+    pub(crate) fn hold_up(&self, reactor: &Reactor, caller: ProcAddr) -> Vec<Message> {
         let mut queue = self.lock();
         if !queue.held_up.contains(&caller) {
             queue.held_up.push(caller);
         }
         drop(queue);
-        self.take_out(|message, _, task| message.header().src == caller && task == Task::Ahead)
+        self.take_out(reactor, |message, _, task| message.header().src == caller && task == Task::Ahead)
     }
 
-    fn take_out(&self, which: impl Fn(&Message, CallId, Task) -> bool) -> Vec<Message> {
+    fn take_out(&self, reactor: &Reactor, which: impl Fn(&Message, CallId, Task) -> bool) -> Vec<Message> {
         let mut queue = self.lock();
         let mut out = Vec::new();
         let mut at = 0;
@@ -253,43 +404,49 @@ impl Inbox {
                 at += 1;
             }
         }
-        self.len.store(queue.messages.len(), Ordering::SeqCst);
         if !out.is_empty() && queue.waiter.is_none() {
             queue.waiter = queue.woken.take();
         }
+        let wake = self.changed(&mut queue);
+        if wake.waiter.is_some() {
+            queue.woken.clone_from(&wake.waiter);
+        }
+        drop(queue);
+        wake.go(reactor);
         out
     }
 
     /// Makes messages notify a loop from now on, with this token.
     pub fn attach(&self, reactor: &Reactor, waker: Arc<LoopWaker>, token: u64) {
         let mut queue = self.lock();
-        let waiting = !queue.messages.is_empty();
-        queue.told = waiting;
-        queue.waker = Some((Arc::clone(&waker), token));
-        drop(queue);
-        if waiting {
-            waker.push(reactor, token);
-        }
-    }
-
-    /// Stops telling a loop.
-    pub fn detach(&self) {
-        let mut queue = self.lock();
-        queue.waker = None;
         queue.told = false;
+        queue.waker = Some((waker, token));
+        let wake = self.changed(&mut queue);
+        drop(queue);
+        wake.go(reactor);
     }
 
-    /// The calling thread is about to wait for the next message.
-    pub(crate) fn expect(&self) {
-        self.lock().waiter = Some(Waiter::current());
+    /// The calling thread is about to wait for the next message, and gives up its turn.
+    pub(crate) fn expect(&self, reactor: &Reactor) {
+        let mut queue = self.lock();
+        let mut wake = Wake::default();
+        if let Some(division) = &mut queue.division
+            && division.turn == Some(Side::Thread)
+        {
+            division.turn = None;
+            wake = self.changed(&mut queue);
+        }
+        queue.waiter = Some(Waiter::current());
+        drop(queue);
+        wake.go(reactor);
     }
 
     /// Blocks until there are messages or the inbox is closed, without ever reading the links, so that the thread
     /// delays nobody.
-    pub fn wait_apart(&self) {
-        let ready = || !self.is_empty() || self.is_closed();
+    pub fn wait_apart(&self, reactor: &Reactor) {
+        let ready = || self.is_due() || self.is_closed();
         while !ready() {
-            self.expect();
+            self.expect(reactor);
             Waiter::current().park(None, &ready);
         }
     }
@@ -300,6 +457,7 @@ impl Inbox {
         self.closed.store(true, Ordering::SeqCst);
         self.mailbox.close();
         self.len.store(0, Ordering::SeqCst);
+        self.due.store(false, Ordering::SeqCst);
         let left = queue.messages.drain(..).collect();
         if let Some(waiter) = queue.waiter.take() {
             drop(queue);

@@ -75,7 +75,7 @@ pub use gateway::{GatewayOptions, HostState, HostView, agents};
 pub use gauge::{ClockStop, Gauge};
 pub use handling::Handling;
 pub use host::{Host, HostOptions, HostTold};
-pub use inbox::Inbox;
+pub use inbox::{Inbox, Side};
 pub use interfaces::interfaces;
 pub use journal::{Entries, Journal};
 pub use logs::Logs;

@@ -5,9 +5,16 @@ use crate::loop_waker::LoopWaker;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
+
+/// The reactor does not watch the loop's descriptors yet.
+const UNWATCHED: u8 = 0;
+/// It will report the next one that is ready.
+const QUIET: u8 = 1;
+/// It has reported one.
+const READY: u8 = 2;
 
 /// One loop.
 #[derive(Debug)]
@@ -15,7 +22,8 @@ pub struct EventLoop {
     token: u64,
     /// The set of its descriptors known to the reactor; -1 before there is one.
     watched: AtomicI32,
-    ready: AtomicBool,
+    /// [`UNWATCHED`], [`QUIET`] or [`READY`].
+    descriptors: AtomicU8,
     /// Its thread, while it waits.
     waiter: Mutex<Option<Arc<Waiter>>>,
     thread: Mutex<Option<ThreadId>>,
@@ -23,18 +31,19 @@ pub struct EventLoop {
 
 impl EventLoop {
     fn new(token: u64) -> Self {
-        let (waiter, thread) = (Mutex::default(), Mutex::default());
-        Self { token, watched: AtomicI32::new(-1), ready: AtomicBool::new(false), waiter, thread }
+        let (watched, descriptors) = (AtomicI32::new(-1), AtomicU8::new(UNWATCHED));
+        Self { token, watched, descriptors, waiter: Mutex::default(), thread: Mutex::default() }
     }
 
     /// The calling thread is the loop's. It waits by `wait`, with the set `watched` announced to `reactor`.
     pub(super) fn wait(&self, reactor: &Reactor, waker: &LoopWaker, watched: BorrowedFd<'_>, wait: impl FnOnce()) {
-        self.ready.store(false, Ordering::SeqCst);
         *lock(&self.waiter) = Some(Waiter::current());
         *lock(&self.thread) = Some(std::thread::current().id());
         waker.wait_here(true);
         let first = self.watched.swap(watched.as_raw_fd(), Ordering::SeqCst) != watched.as_raw_fd();
-        reactor.watch_once(watched, self.token, first);
+        if self.descriptors.swap(QUIET, Ordering::SeqCst) != QUIET || first {
+            reactor.watch_once(watched, self.token, first);
+        }
         wait();
         waker.wait_here(false);
         *lock(&self.waiter) = None;
@@ -42,12 +51,17 @@ impl EventLoop {
 
     /// Whether one of its descriptors is ready.
     pub(super) fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::SeqCst)
+        self.descriptors.load(Ordering::SeqCst) == READY
+    }
+
+    /// Whether none of its descriptors is ready, as far as the reactor has seen: it would have reported one.
+    pub fn is_quiet(&self) -> bool {
+        self.descriptors.load(Ordering::SeqCst) == QUIET
     }
 
     /// Notes that one of its descriptors is ready. It is not polled again until the loop waits again.
     fn on_ready(&self, reactor: &Reactor) {
-        self.ready.store(true, Ordering::SeqCst);
+        self.descriptors.store(READY, Ordering::SeqCst);
         self.wake(reactor);
     }
 

@@ -98,7 +98,7 @@ impl Runtime {
             self.answering.cancel(self, src, cancel.call);
             return self.inboxes.tell_system(frame);
         }
-        match self.inbox(cancel.actor).and_then(|inbox| inbox.take_back(src, cancel.call)) {
+        match self.inbox(cancel.actor).and_then(|inbox| inbox.take_back(&self.reactor, src, cancel.call)) {
             Some(task) => self.undeliverable(task.header(), Undelivered::NotBegun),
             None if cancel.what == Cancelled::Unbegun => {}
             None => self.inboxes.tell_system(frame),

@@ -240,7 +240,7 @@ impl Runtime {
         if (shared || !is_out)
             && let Some(inbox) = self.inbox(actor)
         {
-            for task in inbox.hold_up(by) {
+            for task in inbox.hold_up(&self.reactor, by) {
                 self.undeliverable(task.header(), Undelivered::NotBegun);
             }
         }

@@ -150,9 +150,9 @@ impl Waiting {
 
     /// Waits until the inbox has a message or is closed.
     pub(super) fn for_message(&self, handler: &dyn Handler, inbox: &Inbox) {
-        let ready = || !inbox.is_empty() || inbox.is_closed();
+        let ready = || inbox.is_due() || inbox.is_closed();
         if !ready() {
-            inbox.expect();
+            inbox.expect(&self.reactor);
             self.until(handler, self.spin, Patience::default(), &ready);
         }
     }

@@ -170,7 +170,7 @@ fn a_loop_is_told_once_a_burst_also_where_a_thread_waited_before() {
     let reactor = Reactor::new().unwrap();
     let inbox = Inbox::new(5, crate::Gauge::new(None));
     // A thread prepared to wait, found something, and left its registration behind.
-    inbox.expect();
+    inbox.expect(&reactor);
     let waker = Arc::new(LoopWaker::new().unwrap());
     inbox.attach(&reactor, Arc::clone(&waker), 8);
     assert!(waker.drain().is_empty());

@@ -2,7 +2,7 @@
 
 use super::options;
 use crate::handling::Handling;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Side};
 use crate::{Body, Outgoing, Runtime};
 use mesh_proto::messages::Request;
 use mesh_proto::{ProcAddr, Target};
@@ -30,7 +30,7 @@ fn a_message_waits_until_it_is_begun_and_ends_once() {
     for _ in 0..3 {
         send(&runtime, Request::CALL);
     }
-    let messages = inbox.lend(3);
+    let messages = inbox.lend(runtime.reactor(), 3, Side::Thread);
     let all: Vec<Handling> = messages.iter().map(|message| Handling::new(&inbox, message)).collect();
     assert_eq!(figures(&inbox), (3, 0, 0, 0));
     all[0].begin(&messages[0]);
@@ -57,7 +57,7 @@ fn a_stop_does_not_count() {
     send(&runtime, Request::Spawn);
     let inbox: Arc<Inbox> = runtime.inbox(ACTOR).unwrap();
     send(&runtime, Request::StopActor);
-    let messages = inbox.lend(1);
+    let messages = inbox.lend(runtime.reactor(), 1, Side::Thread);
     let handling = Handling::new(&inbox, &messages[0]);
     handling.begin(&messages[0]);
     handling.end(&messages[0], false);

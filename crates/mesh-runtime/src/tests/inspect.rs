@@ -3,6 +3,7 @@
 use super::outbox::Outbox;
 use super::{options, soon};
 use crate::call::Outcome;
+use crate::inbox::Side;
 use crate::inspect::Inspector;
 use crate::link::Link;
 use crate::reactor::Reactor;
@@ -84,7 +85,7 @@ fn what_an_executor_has_taken_and_not_begun_waits_still() {
         let state = ask(&runtime, b"state").unwrap();
         assert!(state.contains(part), "no {part} in {state}");
     };
-    let taken = inbox.lend(256);
+    let taken = inbox.lend(runtime.reactor(), 256, Side::Thread);
     assert_eq!((taken.len(), inbox.len()), (3, 0));
     told(r#""queue":3,"queue_bytes""#);
     inbox.begun(&taken[0]);

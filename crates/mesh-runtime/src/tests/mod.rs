@@ -36,6 +36,7 @@ mod sender;
 mod shm;
 mod switch;
 mod tasks;
+mod turns;
 mod values;
 
 use crate::Options;

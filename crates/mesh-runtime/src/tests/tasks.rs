@@ -44,11 +44,11 @@ fn a_task_can_be_taken_back_until_then() {
     let mine = [Request::TASK, Request::TASK_AHEAD, Request::CALL].into_iter().zip(1..);
     let inbox = inbox(&reactor, mine.map(|(request, call)| message(request, call, CALLER)).collect());
     assert_eq!(calls(&inbox.take(256)), [1]);
-    assert!(inbox.take_back(CALLER, 1).is_none(), "it has begun");
-    assert!(inbox.take_back(OTHER, 2).is_none(), "it is another's");
-    assert!(inbox.take_back(CALLER, 3).is_none(), "it is no task");
-    assert_eq!(inbox.take_back(CALLER, 2).map(|message| message.meaning().call()), Some(2));
-    assert!(inbox.take_back(CALLER, 2).is_none());
+    assert!(inbox.take_back(&reactor, CALLER, 1).is_none(), "it has begun");
+    assert!(inbox.take_back(&reactor, OTHER, 2).is_none(), "it is another's");
+    assert!(inbox.take_back(&reactor, CALLER, 3).is_none(), "it is no task");
+    assert_eq!(inbox.take_back(&reactor, CALLER, 2).map(|message| message.meaning().call()), Some(2));
+    assert!(inbox.take_back(&reactor, CALLER, 2).is_none());
     assert_eq!((inbox.len(), calls(&inbox.take(256))), (1, vec![3]));
 }
 
@@ -58,7 +58,7 @@ fn what_was_sent_ahead_waits_for_its_caller_to_have_the_reply_before() {
     let ahead = |call, from| message(Request::TASK_AHEAD, call, from);
     let inbox = inbox(&reactor, vec![message(Request::TASK, 1, CALLER), ahead(2, CALLER), ahead(3, OTHER)]);
     assert_eq!(calls(&inbox.take(1)), [1]);
-    assert_eq!(calls(&inbox.hold_up(CALLER)), [2]);
+    assert_eq!(calls(&inbox.hold_up(&reactor, CALLER)), [2]);
     assert_eq!(inbox.put(&reactor, ahead(4, CALLER), false), Put::NotAhead);
     assert_eq!(inbox.put(&reactor, ahead(5, OTHER), false), Put::Done);
     // It has the reply, so it sends one that is not ahead.

@@ -52,6 +52,11 @@ impl PyEventLoop {
         Self { runtime: Arc::clone(&runtime.0), one, waker: Arc::clone(&waker.0) }
     }
 
+    /// Whether none of the descriptors in its set is ready, as far as the runtime has seen.
+    fn is_quiet(&self) -> bool {
+        self.one.is_quiet() && !self.runtime.is_closed()
+    }
+
     /// Waits as that loop: for its waker, for one of the descriptors in the set `watched` or for a signal, for at most `timeout`
     /// seconds.
     #[pyo3(signature = (watched, timeout=None))]

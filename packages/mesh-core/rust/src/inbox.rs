@@ -4,7 +4,7 @@ use crate::door::{self, outside};
 use crate::event_loop::PyWaker;
 use crate::message::PyMessage;
 use crate::runtime::PyRuntime;
-use mesh_runtime::{Inbox, Runtime};
+use mesh_runtime::{Inbox, Runtime, Side};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ impl PyInbox {
         Self { runtime: Arc::clone(runtime), inbox }
     }
 
-    fn burst(&self, limit: usize) -> Vec<PyMessage> {
-        let burst = self.inbox.lend(limit);
+    fn burst(&self, limit: usize, side: Side) -> Vec<PyMessage> {
+        let burst = self.inbox.lend(self.runtime.reactor(), limit, side);
         burst.into_iter().map(|message| PyMessage::taken(&self.runtime, &self.inbox, message)).collect()
     }
 }
@@ -31,11 +31,11 @@ impl PyInbox {
     /// Returns the next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
         loop {
-            if self.inbox.is_empty() {
+            if !self.inbox.is_due() {
                 door::serves();
                 outside(py, || self.runtime.wait_inbox(&self.inbox));
             }
-            let burst = self.burst(limit);
+            let burst = self.burst(limit, Side::Thread);
             // A task that arrived may have been taken back since.
             if !burst.is_empty() || self.inbox.is_closed() || self.runtime.is_closed() {
                 return burst;
@@ -43,9 +43,24 @@ impl PyInbox {
         }
     }
 
-    /// Returns the next messages without waiting.
+    /// Returns the next messages without waiting; called by an event loop.
     fn take_nowait(&self, limit: usize) -> Vec<PyMessage> {
-        self.burst(limit)
+        self.burst(limit, Side::Loop)
+    }
+
+    /// Leaves messages of these names to a loop, whose waker gets `token` for them; all others are for the actor's thread.
+    fn divide(&self, on_loop: Vec<String>, waker: &PyWaker, token: u64) {
+        self.inbox.divide(on_loop.into_iter().map(String::into_bytes), Arc::clone(&waker.0), token);
+    }
+
+    /// Leaves all messages to one executor again.
+    fn unite(&self) {
+        self.inbox.unite(self.runtime.reactor());
+    }
+
+    /// Whether messages for the loop are handled or wait, so that the loop has to run before a message that comes now.
+    fn is_behind_loop(&self) -> bool {
+        self.inbox.is_behind_loop()
     }
 
     fn __len__(&self) -> usize {
@@ -83,11 +98,6 @@ impl PyInbox {
         self.inbox.gauge.worked_by(thread);
     }
 
-    /// Stops notifying a loop.
-    fn detach(&self) {
-        self.inbox.detach();
-    }
-
     /// Gives `token` to a loop's waker when there are messages.
     fn attach(&self, waker: &PyWaker, token: u64) {
         self.inbox.attach(self.runtime.reactor(), Arc::clone(&waker.0), token);
@@ -114,6 +124,6 @@ impl PyRuntime {
     /// Waits until there are notices, or will be none, without reading messages that arrive for others.
     fn wait_notices(&self, py: Python<'_>) {
         door::serves();
-        outside(py, || self.0.notices().wait_apart());
+        outside(py, || self.0.notices().wait_apart(self.0.reactor()));
     }
 }

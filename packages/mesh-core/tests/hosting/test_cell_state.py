@@ -1,14 +1,11 @@
-"""The state of an actor by itself: its phases, and who drains its inbox."""
+"""The state of an actor by itself: its phases, and who handles its messages."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
 from mesh_core._hosting.cell_state import (
     ENDING,
-    LENT,
     LOOP,
     MAKING,
     NOBODY,
@@ -43,26 +40,20 @@ def test_only_what_is_not_made_is_given_up(phase: int, given_up: bool) -> None:
     assert (state.give_up(), state.over) == (given_up, given_up or phase == OVER)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_inbox_has_one_who_drains_it_and_stays_with_the_loop_once_the_thread_is_gone(seed: int) -> None:
-    chance, state, gone = random.Random(seed), CellState(threaded=True), False
-    for _ in range(50):
-        before = state.drains
-        step = chance.choice([state.lend, state.hand_back, state.leave_errands, None])
-        if step is not None:
-            step()
-        elif chance.random() < 0.1:
-            state.drains, gone = LOOP, True
-        assert state.loop_takes == (state.drains in {LOOP, LENT})
-        assert state.threadless == (state.drains in {LOOP, NOBODY})
-        assert not gone or state.drains == LOOP
-        if before == NOBODY and not gone:
-            assert state.drains == NOBODY
+@pytest.mark.parametrize("step", ["leave errands", "lose the thread"])
+def test_the_loop_keeps_what_it_has_taken_over(step: str) -> None:
+    state = CellState(threaded=True)
+    assert (state.drains, state.threadless) == (THREAD, False)
+    if step == "leave errands":
+        state.leave_errands()
+        assert (state.drains, state.threadless) == (NOBODY, True)
+    else:
+        state.drains = LOOP
+        state.leave_errands()
+        assert (state.drains, state.threadless) == (LOOP, True)
 
 
 def test_an_actor_without_a_thread_is_the_loops() -> None:
     state = CellState(threaded=False)
-    for step in (state.lend, state.hand_back, state.leave_errands):
-        step()
-        assert state.drains == LOOP
-    assert CellState(threaded=True).drains == THREAD
+    state.leave_errands()
+    assert (state.drains, state.threadless) == (LOOP, True)

@@ -28,7 +28,7 @@ class ActorSelector(selectors.EpollSelector):
     """The selector of a loop that runs actors: it waits inside the runtime, where the loop's thread may read connections itself.
 
     A message for an actor then wakes the loop's thread directly. If the waker has tokens, its descriptor is reported as readable,
-    although it is rarely written.
+    although it is rarely written. The loop's own descriptors are polled only if the runtime has seen that one of them is ready.
     """
 
     def __init__(self, runtime: Runtime, waker: Waker) -> None:
@@ -41,7 +41,7 @@ class ActorSelector(selectors.EpollSelector):
         waker = self._mesh_waker
         if timeout is None or timeout > 0:
             self._inside.wait(self.fileno(), timeout)
-        events = super().select(0)
+        events = [] if self._inside.is_quiet() else super().select(0)
         if waker.any():
             key = self.get_key(waker.fileno())
             if not any(key is found for found, _ in events):

@@ -1,9 +1,9 @@
 """One actor in its process: its object, its inbox, and what happens to a message.
 
 Two executors drain an inbox: an event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
-(``_hosting.thread_executor``) for plain functions. An actor is constructed where its endpoints run, on its thread if it has one. If an actor has both, the inbox goes back and forth: an executor that finds a
-message for the other hands over the inbox with it, so that a run of calls of one kind is as fast as in an actor that has only
-that kind. ``_hosting.ending`` ends actors, and ``_hosting.actor_loops`` assigns them to event loops.
+(``_hosting.thread_executor``) for plain functions. An actor is constructed where its endpoints run, on its thread if it has one.
+If an actor has both, they take turns: the inbox knows whose the next message is, and wakes that executor alone, once the other has
+come back (TRN-1). ``_hosting.ending`` ends actors, and ``_hosting.actor_loops`` assigns them to event loops.
 
 STG-1: an actor handles one message at a time, in the order of arrival; only ``concurrent`` endpoints overlap.
 STG-2: every call gets exactly one reply, whatever its endpoint does.
@@ -127,11 +127,14 @@ class ActorCell(CellState):
     def start(self, *, here: bool = False) -> None:
         """Construct the object and begin to work; with ``here``, coroutines run on the process's loop, which calls this."""
         if self.broken is None and self.on_thread is not None:
+            if coroutines := [name for name, spec in self.table.items() if spec.is_async]:
+                self.divide(coroutines)
             try:
                 self.on_thread.start()
                 return  # from here on the thread decides what is broken
             except RuntimeError as error:
                 self.on_thread, self.drains = None, LOOP
+                self.inbox.unite()
                 self.broken = SpawnError(
                     f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
                     "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share threads"
@@ -156,6 +159,10 @@ class ActorCell(CellState):
         """Attach the inbox to the loop, which drains it, once the actor is constructed."""
         if not self.over:
             self.inbox.attach(self.loop.waker, self.instance.actor_id)
+
+    def divide(self, coroutines: list[str]) -> None:
+        """Leave messages with these names to the loop, beside those named before; called by the actor's thread, or before it runs."""
+        self.inbox.divide(coroutines, self.loop.waker, self.instance.actor_id)
 
     def lost(self, error: BaseException) -> None:
         """Fail the actor, because an error escaped while it was constructed; the loop answers for it."""
@@ -246,7 +253,7 @@ class ActorCell(CellState):
     def needs_loop(self, endpoint: str) -> bool:
         """Whether the actor's loop must run for that endpoint to be called."""
         spec = self.table.get(endpoint)
-        return self.loop_takes or (spec is not None and spec.is_async)
+        return self.drains == LOOP or self.inbox.is_behind_loop() or (spec is not None and spec.is_async)
 
     def cancel(self, key: CallKey, *, answered: bool = False) -> None:
         """Cancel the coroutine that works for a caller who gave up, or skip the caller's message when it comes up.

@@ -131,8 +131,7 @@ class ActorHost:
     def _end(self) -> None:
         for actor in self.actors.values():
             if actor.on_thread is not None:
-                # It may be waiting to get its inbox back.
-                actor.on_thread.hand_back([])
+                actor.on_thread.let_go()
         self.loops.end(_LOOPS_END_S)
         self.loop.end()
 

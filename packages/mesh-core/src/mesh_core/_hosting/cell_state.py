@@ -1,10 +1,10 @@
-"""The state of an actor: who drains its inbox, and its phase of life. A state machine, without threads or locks."""
+"""The state of an actor: who handles its messages, and its phase of life. A state machine, without threads or locks."""
 
 from __future__ import annotations
 
-THREAD, LENT, LOOP, NOBODY = range(4)
-"""Who drains the inbox: the actor's own thread; the loop, until it finds a message for the thread, which waits for that; the
-loop alone, because there is no thread, or it died or did not come back; nobody, because the thread waits for the actor's end."""
+THREAD, LOOP, NOBODY = range(3)
+"""Who handles messages: the actor's own thread, in turns with the loop if the actor has coroutines too; the loop alone, because
+there is no thread, or it died or did not come back; nobody, because the thread waits for the actor's end."""
 
 MAKING, WORKING, ENDING, OVER = range(4)
 """The phases: its constructor runs; it has an object, or the reason why not; it is being stopped or has failed; it is gone."""
@@ -35,11 +35,6 @@ class CellState:
         return self.phase == OVER
 
     @property
-    def loop_takes(self) -> bool:
-        """Whether the loop currently takes from the inbox."""
-        return self.drains in (LOOP, LENT)
-
-    @property
     def threadless(self) -> bool:
         """Whether the loop, and no thread, runs what is due between two messages."""
         return self.drains in (LOOP, NOBODY)
@@ -59,13 +54,3 @@ class CellState:
         """Leave what is due between two messages to the loop, for which the thread waits."""
         if self.drains == THREAD:
             self.drains = NOBODY
-
-    def lend(self) -> None:
-        """The thread leaves the inbox to the loop."""
-        if self.drains == THREAD:
-            self.drains = LENT
-
-    def hand_back(self) -> None:
-        """The loop gives the inbox back to the thread."""
-        if self.drains == LENT:
-            self.drains = THREAD

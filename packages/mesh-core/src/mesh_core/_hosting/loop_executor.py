@@ -33,7 +33,7 @@ _EXPIRED = "the call's deadline has passed"
 
 
 class OnLoop:
-    """Drains an actor's inbox on its event loop, while there are coroutines to run."""
+    """Handles an actor's messages on its event loop: all of them or, if the actor has a thread, those for coroutines."""
 
     __slots__ = ("_cell", "_quiet", "runner", "running", "starting")
 
@@ -47,19 +47,22 @@ class OnLoop:
         self._quiet: asyncio.Future[None] | None = None
 
     def pump(self) -> None:
-        """Handle messages that arrived, if the loop drains the inbox."""
-        if self.runner is None and self._cell.loop_takes:
+        """Handle messages that arrived."""
+        if self.runner is None:
             self.runner = self._cell.loop.create_task(self._work([]))
 
-    def borrow(self, messages: list[Message]) -> None:
-        """Take the inbox over from the actor's thread, with the messages that the thread has already taken from it."""
+    async def run_for_thread(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
+        """Run a coroutine for the actor's thread, which waits until it has ended or, if it is concurrent, begins."""
         cell = self._cell
-        cell.lend()
-        cell.inbox.attach(cell.loop.waker, cell.instance.actor_id)
-        # A copy: the thread must not hold on to messages, and the buffers in them, while it waits.
-        mine = messages.copy()
-        messages.clear()
-        self.runner = cell.loop.create_task(self._work(mine))
+        if spec.concurrent:
+            self.starting.add(message)
+            cell.loop.keep(cell.loop.create_task(self._run(message, spec)))
+            return
+        self.runner = asyncio.current_task()
+        await self._run(message, spec)
+        self.runner = None
+        # What arrived meanwhile found a runner.
+        self.pump()
 
     def take_over(self) -> None:
         """Take the inbox over from a thread that died or does not come back."""
@@ -68,35 +71,25 @@ class OnLoop:
         left = cell.on_thread.abandon()
         if cell.over:
             return
+        cell.inbox.unite()
         cell.inbox.attach(cell.loop.waker, cell.instance.actor_id)
         if self.runner is None:
             self.runner = cell.loop.create_task(self._work(left))
-
-    def _hand_back(self, messages: list[Message]) -> None:
-        cell = self._cell
-        assert cell.on_thread is not None
-        cell.hand_back()
-        self.runner = None
-        cell.inbox.detach()
-        cell.on_thread.hand_back(messages)
 
     async def _work(self, burst: list[Message]) -> None:
         cell = self._cell
         until = time.monotonic() + _SHARE_S
         starts = 0
-        while burst or (burst := cell.inbox.take_nowait(_BURST)):
+        # In turns with a thread, one at a time: a failure, which is the thread's, goes ahead of those that wait.
+        while burst or (burst := cell.inbox.take_nowait(_BURST if cell.drains == LOOP else 1)):
             for index, message in enumerate(burst):
                 if time.monotonic() > until or starts == _STARTS:
                     await asyncio.sleep(0)
                     until, starts = time.monotonic() + _SHARE_S, 0
-                away = cell.drains == LOOP
-                if cell.errands and away:
+                if cell.errands and cell.drains == LOOP:
                     # Failures go ahead of messages.
                     cell.run_errands()
                 spec = cell.table.get(message.name) or cell.unmarked(message)
-                if not away and (cell.errands or spec is None or not spec.is_async):
-                    self._hand_back(burst[index:])
-                    return
                 if message.kind is _STOP_ACTOR:
                     await ending.stop_on_loop(cell, message, burst[index + 1 :])
                     return
@@ -124,7 +117,8 @@ class OnLoop:
         cell = self._cell
         # A broadcast has no number, and nobody can cancel it, but the actor's end interrupts it too.
         key = (message.src, message.call or -id(message))
-        task = asyncio.current_task()
+        # Without the loop it would ask for the process's number each time.
+        task = asyncio.current_task(cell.loop)
         assert task is not None
         limit = None
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import queue
+import asyncio
+import concurrent.futures
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +28,9 @@ BURST = 256
 
 
 class OnThread:
-    """Drains an actor's inbox on a thread of its own, while there are plain functions to call."""
+    """Handles an actor's messages on a thread of its own: all but those for coroutines, which the inbox gives to the loop."""
 
-    __slots__ = ("_at", "_burst", "_cell", "_handed_back", "ident")
+    __slots__ = ("_at", "_burst", "_cell", "_passed_on", "ident")
 
     def __init__(self, cell: ActorCell) -> None:
         self._cell = cell
@@ -37,7 +39,8 @@ class OnThread:
         """The messages that the thread has taken from the inbox, and, in `_at`, how far it is: the loop gets the rest if the thread
         does not come back."""
         self._at = -1
-        self._handed_back: queue.SimpleQueue[list[Message]] = queue.SimpleQueue()
+        self._passed_on: concurrent.futures.Future[None] | None = None
+        """What the loop runs for the thread, which waits."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -60,19 +63,15 @@ class OnThread:
         inbox = self._cell.inbox
         burst = inbox.take(BURST)
         while burst:
-            left = self._handle(burst)
-            if left is None:
+            if not self._handle(burst):
                 return
             # The last references must not outlive the handling: they hold buffers and unsent replies.
             burst.clear()
-            if left:
-                burst = self._lend(left)
-                continue
             self._cell.forget_skipped()
             burst = inbox.take(BURST)
 
-    def _handle(self, burst: list[Message]) -> list[Message] | None:
-        """Handle messages up to the first one for the loop; return the rest, or ``None`` after the actor's last message."""
+    def _handle(self, burst: list[Message]) -> bool:
+        """Handle messages; return false after the actor's last one."""
         cell = self._cell
         self._burst, self._at = burst, -1
         for index, message in enumerate(burst):
@@ -82,21 +81,22 @@ class OnThread:
             if cell.broken is None:
                 self._at = index
             elif self._left_behind(index):
-                return None
+                return False
             spec = cell.table.get(message.name) or cell.unmarked(message)
             if spec is not None and not spec.is_async and not cell.skipped and cell.broken is None:
                 self._run(message, spec)
             elif message.kind is _STOP_ACTOR:
                 ending.stop_on_thread(cell, message, burst[index + 1 :])
-                return None
+                return False
             elif message.kind is _FAILURE:
                 cell.run_errands()
             elif not cell.given_up(message) and not cell.refused(message, spec):
                 assert spec is not None
                 if spec.is_async:
-                    return burst[index:]
-                self._run(message, spec)
-        return []
+                    self._pass_on(message, spec)
+                else:
+                    self._run(message, spec)
+        return True
 
     def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         cell = self._cell
@@ -128,14 +128,24 @@ class OnThread:
             self._at = index
             return False
 
-    def _lend(self, messages: list[Message]) -> list[Message]:
-        """Leave the inbox to the loop until it finds a message for this thread; return the messages from that one on."""
-        self._cell.actor_host.loop.call_soon_threadsafe(self._cell.on_loop.borrow, messages)
-        return self._handed_back.get()
+    def _pass_on(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
+        """Have the loop run a coroutine that the inbox did not know as one, and wait for it.
 
-    def hand_back(self, messages: list[Message]) -> None:
-        """Give the inbox back to the thread, which waits for it; called on the loop."""
-        self._handed_back.put(messages)
+        It is a method that is no endpoint, or an endpoint that is answered in another way than usual. The inbox gives the next message of
+        that name to the loop itself.
+        """
+        cell = self._cell
+        cell.divide([message.name])
+        work = cell.on_loop.run_for_thread(message, spec)
+        self._passed_on = asyncio.run_coroutine_threadsafe(work, cell.loop)
+        with contextlib.suppress(concurrent.futures.CancelledError):
+            self._passed_on.result()
+        self._passed_on = None
+
+    def let_go(self) -> None:
+        """Let the thread no longer wait for the loop, which has ended; called by that."""
+        if (passed_on := self._passed_on) is not None:
+            passed_on.cancel()
 
     def abandon(self) -> list[Message]:
         """Go on without the thread; return the messages that it took and has not begun."""
