@@ -102,6 +102,15 @@ class MeshSystem(KillSystem, Protocol):
     def many_procs(self, procs: int) -> tuple[float, int]:
         """Seconds to spawn, call and stop `procs` processes, and how many of them still exist afterwards."""
 
+    def call_mixed(self, calls: int) -> list[float]:
+        """Seconds of each of `calls` blocking round trips, in turn to a plain and to an async endpoint of one actor."""
+
+    def call_neighbour(self, calls: int, awaited: bool) -> list[float]:
+        """Seconds of each of `calls` round trips of an actor to another of its process, by `get()` or awaited."""
+
+    def many_threads(self, actors: int) -> tuple[float, float, float]:
+        """Seconds to spawn and call `actors` actors with a plain endpoint in one process; to call them again; bytes each there."""
+
     def many_actors(self, actors: int) -> tuple[float, float, float]:
         """Seconds to spawn and call `actors` async actors in one process; bytes each there, bytes each here."""
 

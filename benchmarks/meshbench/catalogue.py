@@ -88,6 +88,11 @@ class Item:
 FIGURES: Mapping[str, Figure] = {
     "call_sync": Figure("one call, round trip, plain endpoint from a script", "µs", tail=True),
     "call_async": Figure("one call, round trip, async endpoint awaited from asyncio", "µs", tail=True),
+    "call_mixed": Figure("the plain and the async endpoint of one actor called in turn, a call", "µs", tail=True),
+    "call_mixed_sync": Figure("the plain endpoint alone, in the same run", "µs", tail=True),
+    "neighbour": Figure("one call of an actor to another in its proc, plain endpoints", "µs"),
+    "neighbour_await": Figure("the same between coroutines, awaited", "µs"),
+    "neighbour_script": Figure("one call of the script to this actor, in the same run", "µs"),
     "pipelined": Figure("pipelined calls to one actor", "1/s", more_is_better=True),
     "call_2": Figure("call to 2 procs, all replies", "µs", tail=True),
     "call_8": Figure("call to 8 procs, all replies", "µs", tail=True),
@@ -119,6 +124,9 @@ FIGURES: Mapping[str, Figure] = {
     "actors_10000": Figure("10,000 async actors in one proc, spawned and called", "s"),
     "actor_memory": Figure("memory of each of them in its proc", "KB"),
     "actor_memory_here": Figure("memory of each of them in the controller", "KB"),
+    "actors_2000": Figure("2,000 actors with a plain endpoint in one proc, spawned and called", "s"),
+    "actors_2000_again": Figure("all of them called again", "s"),
+    "actors_2000_memory": Figure("memory of each of them in its proc", "KB"),
     "reduce_floats": Figure("floats of 256 procs, summed on the way up (reduce=)", "ms"),
     "gather_floats": Figure("the same, all replies summed here", "ms"),
     "reduce_arrays": Figure("1 MiB arrays of 256 procs, summed on the way up (reduce=)", "ms"),
@@ -191,6 +199,25 @@ def _call_sync(system: Any, scale: Scale) -> Samples:
 def _call_async(system: Any, scale: Scale) -> Samples:
     with running(system, 1):
         return {"call_async": _micro(system.call_async(scale.of(3000, 300)))}
+
+
+def _call_mixed(system: Any, scale: Scale) -> Samples:
+    with running(system, 1):
+        calls = scale.of(3000, 300)
+        return {
+            "call_mixed": _micro(system.call_mixed(calls)),
+            "call_mixed_sync": _micro(system.call_sync(calls)),
+        }
+
+
+def _neighbours(system: Any, scale: Scale) -> Samples:
+    with running(system, 1):
+        calls = scale.of(3000, 300)
+        return {
+            "neighbour": _micro(system.call_neighbour(calls, awaited=False)),
+            "neighbour_await": _micro(system.call_neighbour(calls, awaited=True)),
+            "neighbour_script": _micro(system.call_sync(calls)),
+        }
 
 
 def _pipelined(system: Any, scale: Scale) -> Samples:
@@ -311,6 +338,15 @@ def _procs_1000(system: Any, scale: Scale) -> Samples:
 def _actors_10000(system: Any, scale: Scale) -> Samples:
     taken, there, here = system.many_actors(10_000)
     return {"actors_10000": [taken], "actor_memory": [there / 1e3], "actor_memory_here": [here / 1e3]}
+
+
+def _actors_2000(system: Any, scale: Scale) -> Samples:
+    taken, again, there = system.many_threads(2000)
+    return {
+        "actors_2000": [taken],
+        "actors_2000_again": [again],
+        "actors_2000_memory": [there / 1e3],
+    }
 
 
 def _reduce_256(system: Any, scale: Scale) -> Samples:
@@ -453,6 +489,8 @@ def _hosts_64(system: Any, scale: Scale) -> Samples:
 ITEMS: Mapping[str, Item] = {
     "call_sync": Item(FLOOR, _call_sync, ("call_sync",)),
     "call_async": Item(SYSTEMS, _call_async, ("call_async",)),
+    "call_mixed": Item(ONLY_MESH, _call_mixed, ("call_mixed", "call_mixed_sync")),
+    "neighbours": Item(ONLY_MESH, _neighbours, ("neighbour", "neighbour_await", "neighbour_script")),
     "pipelined": Item(FLOOR, _pipelined, ("pipelined",)),
     "call_2": Item(SYSTEMS, _call_all(2, 2000), ("call_2",)),
     "call_8": Item(SYSTEMS, _call_all(8, 1000), ("call_8",), rounds=3),
@@ -475,6 +513,9 @@ ITEMS: Mapping[str, Item] = {
     "failure_100": Item(ONLY_MESH, _failure_100, ("failure_100", "failure_100_tasks"), rounds=3),
     "procs_1000": Item(ONLY_MESH, _procs_1000, ("procs_1000", "procs_1000_left")),
     "actors_10000": Item(ONLY_MESH, _actors_10000, ("actors_10000", "actor_memory", "actor_memory_here")),
+    "actors_2000": Item(
+        ONLY_MESH, _actors_2000, ("actors_2000", "actors_2000_again", "actors_2000_memory")
+    ),
     "reduce_256": Item(
         ONLY_MESH,
         _reduce_256,

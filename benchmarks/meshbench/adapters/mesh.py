@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import signal
@@ -95,6 +96,35 @@ class AsyncEcho(Actor):
     async def aecho(self, x: Any) -> Any:
         """Answer with `x`."""
         return x
+
+
+class PlainEcho(Actor):
+    """An actor with nothing but a plain function."""
+
+    @endpoint
+    def echo(self, x: Any) -> Any:
+        """Answer with `x`."""
+        return x
+
+
+class Caller(Actor):
+    """Calls another, and waits for it on its thread."""
+
+    @endpoint
+    def times(self, peer: Any, calls: int) -> list[float]:
+        """Seconds of each call."""
+        call = peer.echo.call_one
+        return sample(calls, lambda: call(PAYLOAD).get())
+
+
+class AsyncCaller(Actor):
+    """The same as a coroutine."""
+
+    @endpoint
+    async def times(self, peer: Any, calls: int) -> list[float]:
+        """Seconds of each call."""
+        call = peer.aecho.call_one
+        return await sample_async(calls, lambda: call(PAYLOAD))
 
 
 class Stuck(Actor):
@@ -257,6 +287,43 @@ class System(Hosts, Pools, Queues, Pairs):
         taken = asyncio.run(main())
         procs.stop().get(timeout=_TIMEOUT)
         return taken
+
+    def call_mixed(self, calls: int) -> list[float]:
+        """Each kind in turn."""
+        plain, coroutine = self._one.echo.call_one, self._one.aecho.call_one
+        turns = itertools.cycle((plain, coroutine))
+        return sample(calls, lambda: next(turns)(PAYLOAD).get())
+
+    def call_neighbour(self, calls: int, awaited: bool) -> list[float]:
+        """Timed in the actor that calls."""
+        if awaited:
+            caller = self._procs.spawn("caller", AsyncCaller)
+            peer = self._procs.spawn("peer", AsyncEcho)
+        else:
+            caller, peer = self._procs.spawn("caller", Caller), self._one
+        taken: list[float] = caller.times.call_one(peer, calls).get(timeout=_TIMEOUT)
+        caller.stop().get(timeout=_TIMEOUT)
+        return taken
+
+    def many_threads(self, actors: int) -> tuple[float, float, float]:
+        """Spawn and call them one by one."""
+        self.start(1)
+        (worker,) = self.pids()
+        there, start = pss_bytes(worker), perf_counter()
+        meshes = [self._procs.spawn(f"actor{i}", PlainEcho) for i in range(actors)]
+        self._all_answer(meshes)
+        between = perf_counter()
+        self._all_answer(meshes)
+        taken, again = between - start, perf_counter() - between
+        there = pss_bytes(worker) - there
+        self.close()
+        return taken, again, there / actors
+
+    def _all_answer(self, meshes: list[Any]) -> None:
+        futures = [mesh.echo.call_one(i) for i, mesh in enumerate(meshes)]
+        for i, future in enumerate(futures):
+            if future.get(timeout=_TIMEOUT) != i:
+                raise RuntimeError(f"actor {i} answered for another")
 
     def many_actors(self, actors: int) -> tuple[float, float, float]:
         """Spawn and call async actors one by one, all in the first process."""
