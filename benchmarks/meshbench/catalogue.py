@@ -88,7 +88,9 @@ class Item:
 FIGURES: Mapping[str, Figure] = {
     "call_sync": Figure("one call, round trip, plain endpoint from a script", "µs", tail=True),
     "call_async": Figure("one call, round trip, async endpoint awaited from asyncio", "µs", tail=True),
-    "call_mixed": Figure("the plain and the async endpoint of one actor called in turn, a call", "µs", tail=True),
+    "call_mixed": Figure(
+        "the plain and the async endpoint of one actor called in turn, a call", "µs", tail=True
+    ),
     "call_mixed_sync": Figure("the plain endpoint alone, in the same run", "µs", tail=True),
     "neighbour": Figure("one call of an actor to another in its proc, plain endpoints", "µs"),
     "neighbour_await": Figure("the same between coroutines, awaited", "µs"),
@@ -513,9 +515,7 @@ ITEMS: Mapping[str, Item] = {
     "failure_100": Item(ONLY_MESH, _failure_100, ("failure_100", "failure_100_tasks"), rounds=3),
     "procs_1000": Item(ONLY_MESH, _procs_1000, ("procs_1000", "procs_1000_left")),
     "actors_10000": Item(ONLY_MESH, _actors_10000, ("actors_10000", "actor_memory", "actor_memory_here")),
-    "actors_2000": Item(
-        ONLY_MESH, _actors_2000, ("actors_2000", "actors_2000_again", "actors_2000_memory")
-    ),
+    "actors_2000": Item(ONLY_MESH, _actors_2000, ("actors_2000", "actors_2000_again", "actors_2000_memory")),
     "reduce_256": Item(
         ONLY_MESH,
         _reduce_256,

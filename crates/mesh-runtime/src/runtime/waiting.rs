@@ -239,6 +239,10 @@ impl Waiting {
         }
         if self.standing.is_over() {
             // No I/O thread is left to read for threads that are not the leader.
+            waker.wait_outside();
+            if waker.any() {
+                return;
+            }
             let mut fds = [PollFd::from_borrowed_fd(watched, PollFlags::IN)];
             let _ = poll(&mut fds, deadline.map(until).as_ref());
             return;

@@ -1,4 +1,4 @@
-//! How the messages of an actor with a thread and a loop are divided (TRN-1).
+//! How the messages of an actor with a thread and a loop are divided (TRN-1), and how a loop is told.
 
 use super::dice::Dice;
 use crate::gauge::Gauge;
@@ -8,6 +8,8 @@ use crate::message::Message;
 use crate::reactor::Reactor;
 use mesh_proto::messages::{Failure, Request};
 use mesh_proto::{Frame, ProcAddr};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 const ME: ProcAddr = ProcAddr { mesh: 3, rank: 1, host: 0 };
@@ -149,5 +151,40 @@ fn random_turns_keep_the_order() {
             }
         }
         assert!(seen.is_sorted(), "seed {seed}: {seen:?}");
+    }
+}
+
+fn is_rung(waker: &LoopWaker) -> bool {
+    // SAFETY: the waker keeps its descriptor open.
+    let fd = unsafe { BorrowedFd::borrow_raw(waker.fd()) };
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+}
+
+#[test]
+fn a_loop_that_looks_before_it_sleeps_needs_no_descriptor() {
+    let (reactor, waker) = (Reactor::new().unwrap(), Arc::new(LoopWaker::new().unwrap()));
+    waker.push(&reactor, 1);
+    assert!(is_rung(&waker));
+    assert!(waker.drain() == [1] && !is_rung(&waker));
+    waker.wait_here(true);
+    waker.wait_here(false);
+    waker.push(&reactor, 2);
+    assert!(waker.any() && !is_rung(&waker));
+    waker.wait_outside();
+    assert!(waker.drain() == [2]);
+    waker.push(&reactor, 3);
+    assert!(is_rung(&waker));
+}
+
+#[test]
+fn a_waker_below_another_tells_that_one_once_a_burst() {
+    let (reactor, above) = (Reactor::new().unwrap(), Arc::new(LoopWaker::new().unwrap()));
+    let below = LoopWaker::below(&above, 9);
+    for round in 0..3 {
+        below.push(&reactor, round);
+        below.push(&reactor, round);
+        assert_eq!((above.drain(), above.any(), below.any()), (vec![9], false, true));
+        assert_eq!(below.drain(), [round, round]);
+        assert!(!below.any());
     }
 }

@@ -15,9 +15,14 @@ pub(crate) struct PyWaker(pub(crate) Arc<LoopWaker>);
 
 #[pymethods]
 impl PyWaker {
+    /// Below another one, it gives that `token` when something is ready.
     #[new]
-    fn new(py: Python<'_>) -> PyResult<Self> {
-        Ok(Self(Arc::new(LoopWaker::new().or_raise(py)?)))
+    #[pyo3(signature = (above=None, token=0))]
+    fn new(py: Python<'_>, above: Option<&Self>, token: u64) -> PyResult<Self> {
+        Ok(Self(Arc::new(match above {
+            Some(above) => LoopWaker::below(&above.0, token),
+            None => LoopWaker::new().or_raise(py)?,
+        })))
     }
 
     fn fileno(&self) -> i32 {

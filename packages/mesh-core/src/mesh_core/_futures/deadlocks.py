@@ -25,7 +25,10 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
     if awaited:
         import asyncio
 
-        own = actor is not None and actor.is_handled_by(asyncio.current_task())
+        # Asked for its task, a loop need not be looked up.
+        own = (
+            actor is not None and actor.loop.is_here and actor.is_handled_by(asyncio.current_task(actor.loop))
+        )
     else:
         own = actor is not None and actor.is_thread(threading.get_ident())
     if own:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mesh_core._native import Runtime
 
 _ALL = 2**63 - 1
+BRIDGE = 2**64 - 1
+"""What the waker of a loop that runs actors gets for the loop's bridge; no actor has this number."""
 # The standard library's loops have a queue of what they run next, ``_ready``; other loops may not.
 _NOTHING: deque[object] = deque()
 
@@ -27,42 +29,54 @@ _NOTHING: deque[object] = deque()
 class ActorSelector(selectors.EpollSelector):
     """The selector of a loop that runs actors: it waits inside the runtime, where the loop's thread may read connections itself.
 
-    A message for an actor then wakes the loop's thread directly. If the waker has tokens, its descriptor is reported as readable,
-    although it is rarely written. The loop's own descriptors are polled only if the runtime has seen that one of them is ready.
+    A message for an actor then wakes the loop's thread directly. What the waker has is passed on at once, so that what it starts runs
+    in this turn of the loop; its descriptor is rarely written. The loop's own descriptors are polled only if the runtime has seen that one
+    of them is ready.
     """
 
     def __init__(self, runtime: Runtime, waker: Waker) -> None:
         super().__init__()
         self._inside = EventLoop(runtime, waker)
         self._mesh_waker = waker
+        self.on_tokens: Callable[[], None] | None = None
+        """Called, on the loop's thread, when the waker has tokens, which it takes."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for descriptors and for messages."""
         waker = self._mesh_waker
-        if timeout is None or timeout > 0:
+        # With tokens the runtime would return at once.
+        if (timeout is None or timeout > 0) and not waker.any():
             self._inside.wait(self.fileno(), timeout)
         events = [] if self._inside.is_quiet() else super().select(0)
-        if waker.any():
-            key = self.get_key(waker.fileno())
-            if not any(key is found for found, _ in events):
-                events.append((key, selectors.EVENT_READ))
+        if self.on_tokens is not None and waker.any():
+            self.on_tokens()
         return events
 
 
 class Bridge:
     """The connection between one event loop and the runtime; the loop keeps it alive, as its reader."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, failure: Callable[[], BaseException | None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        failure: Callable[[], BaseException | None],
+        *,
+        above: Waker | None = None,
+    ) -> None:
         self.loop = weakref.ref(loop)
         self._failure = failure
-        self._waker = Waker()
+        self._above = above
+        """The waker of a loop that runs actors, and calls :meth:`on_ready` when that has the token ``BRIDGE``."""
+        self._waker = Waker() if above is None else Waker(above, BRIDGE)
         self._tokens = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._deaf: set[int] = set()
         """Those of them that no failure of the script interrupts."""
-        loop.add_reader(self._waker.fileno(), self._on_ready)
+        if above is None:
+            loop.add_reader(self._waker.fileno(), self.on_ready)
 
-    def _on_ready(self) -> None:
+    def on_ready(self) -> None:
+        """Continue what waits for calls that have progressed."""
         for token in self._waker.drain():
             waiting = self._waiting.pop(token, None)
             if waiting is not None and not waiting.done():
@@ -89,11 +103,14 @@ class Bridge:
 
         Unless ``heed`` is false, the script's failure may be raised meanwhile.
         """
+        loop = self.loop()
+        assert loop is not None
         # If the loop has nothing else to run, polling for a moment is faster than going to sleep.
-        if not self._waiting and getattr(self.loop(), "_ready", True) == _NOTHING and call.look(seen):
+        idle = not self._waiting and getattr(loop, "_ready", True) == _NOTHING
+        if idle and not (self._above is not None and self._above.any()) and call.look(seen):
             return
         token = next(self._tokens)
-        waiting = asyncio.get_running_loop().create_future()
+        waiting = loop.create_future()
         self._waiting[token] = waiting
         if not heed:
             self._deaf.add(token)

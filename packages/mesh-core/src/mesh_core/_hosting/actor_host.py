@@ -135,21 +135,20 @@ class ActorHost:
         self.loops.end(_LOOPS_END_S)
         self.loop.end()
 
-    def _on_ready(self) -> None:
-        for token in self.loop.waker.drain():
-            if token == _SYSTEM:
-                # Large ones not all at once: their senders are notified when a batch is gone.
-                while batch := self._system.take_nowait(1_000_000):
-                    for message in batch:
-                        try:
-                            self._on_system(message)
-                        except BaseException as error:  # noqa: BLE001 - the guard: STG-3
-                            self._on_trouble(message, error)
-                    del message
-            else:
-                actor = self.actors.get(token)
-                if actor is not None and actor.loop is self.loop:
-                    actor.on_loop.pump()
+    def _on_ready(self, token: int) -> None:
+        if token == _SYSTEM:
+            # Large ones not all at once: their senders are notified when a batch is gone.
+            while batch := self._system.take_nowait(1_000_000):
+                for message in batch:
+                    try:
+                        self._on_system(message)
+                    except BaseException as error:  # noqa: BLE001 - the guard: STG-3
+                        self._on_trouble(message, error)
+                del message
+        else:
+            actor = self.actors.get(token)
+            if actor is not None and actor.loop is self.loop:
+                actor.on_loop.pump()
 
     def _on_trouble(self, message: Message, error: BaseException) -> None:
         if message.kind is MessageKind.SPAWN and message.actor not in self.actors:

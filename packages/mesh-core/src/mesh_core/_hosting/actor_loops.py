@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVarTuple
 
-from mesh_core._futures.loop import ActorSelector
+from mesh_core._futures.loop import BRIDGE, ActorSelector
 from mesh_core._native import Waker
 
 if TYPE_CHECKING:
@@ -45,14 +45,15 @@ class ActorLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, process: Process) -> None:
         self.waker = Waker()
-        super().__init__(ActorSelector(process.runtime, self.waker))
+        self._actors_selector = ActorSelector(process.runtime, self.waker)
+        super().__init__(self._actors_selector)
         self.ident = 0
         """The thread that runs it."""
         self.held: Deferral | None = None
         """A reply that the loop has sent and that waits for its caller, if more wait than may (ANS-3)."""
         self._process = process
         # Now, so that all descriptors of the loop are opened together.
-        process.bridge(self)
+        self._bridge = process.bridge(self)
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -79,11 +80,26 @@ class ActorLoop(asyncio.SelectorEventLoop):
         with contextlib.suppress(RuntimeError):
             self.call_soon_threadsafe(function, *arguments)
 
-    def serve(self, on_ready: Callable[[], None]) -> None:
-        """Run on the calling thread until the loop is stopped; ``on_ready`` is called when the waker has something."""
+    def serve(self, on_ready: Callable[[int], None]) -> None:
+        """Run on the calling thread until the loop is stopped; ``on_ready`` is called for each inbox that has messages."""
+
+        def on_tokens() -> None:
+            for token in self.waker.drain():
+                try:
+                    if token == BRIDGE:
+                        self._bridge.on_ready()
+                    else:
+                        on_ready(token)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as in a callback, the loop goes on
+                    self.call_exception_handler({"message": "a message was not handled", "exception": error})
+
         asyncio.set_event_loop(self)
         self.ident = threading.get_ident()
-        self.add_reader(self.waker.fileno(), on_ready)
+        self._actors_selector.on_tokens = on_tokens
+        # It is written where the runtime does not wait for the loop: before it runs, and at the end.
+        self.add_reader(self.waker.fileno(), on_tokens)
         self.run_forever()
 
     def end(self) -> None:
@@ -140,12 +156,11 @@ class _Home(ActorLoop):
         self.serve(self._on_ready)
         self.end()
 
-    def _on_ready(self) -> None:
-        for token in self.waker.drain():
-            cell = self._loops.actor_host.actors.get(token)
-            # An actor that was respawned may live elsewhere.
-            if cell is not None and cell.loop is self:
-                cell.on_loop.pump()
+    def _on_ready(self, token: int) -> None:
+        cell = self._loops.actor_host.actors.get(token)
+        # An actor that was respawned may live elsewhere.
+        if cell is not None and cell.loop is self:
+            cell.on_loop.pump()
 
     def _work(self) -> None:
         self._woken = False
