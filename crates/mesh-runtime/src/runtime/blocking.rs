@@ -110,9 +110,25 @@ impl Runtime {
         self.waiting.for_message(self, inbox);
     }
 
-    /// Another event loop of this process's actors.
-    pub fn add_event_loop(&self) -> Arc<EventLoop> {
-        self.waiting.event_loops.add(TOKEN_LOOPS)
+    /// Another event loop, of this process's actors or of asyncio's.
+    pub fn add_event_loop(&self, runs_actors: bool) -> Arc<EventLoop> {
+        self.waiting.event_loops.add(TOKEN_LOOPS, runs_actors)
+    }
+
+    /// Waits, in an event loop that has nothing else to do, until `waker` has something. Ends without that if one of the loop's
+    /// descriptors is ready, which are in the set `watched`. With `look` it returns instead of blocking. Only the main thread is
+    /// `interruptible`.
+    pub fn visit_loop(
+        &self,
+        event_loop: &EventLoop,
+        waker: &LoopWaker,
+        watched: BorrowedFd<'_>,
+        deadline: Option<Instant>,
+        look: bool,
+        interruptible: bool,
+    ) -> Waited {
+        let patience = Patience { deadline, look, interruptible, heard: None };
+        self.waiting.for_visitor(self, event_loop, waker, watched, patience)
     }
 
     /// Replaces the sleep of an event loop of this process's actors on its own descriptors: waits until `waker` has

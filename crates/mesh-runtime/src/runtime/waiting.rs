@@ -223,6 +223,30 @@ impl Waiting {
         self.until(handler, Duration::ZERO, patience, &ready)
     }
 
+    /// Waits as an event loop that comes here for once: see [`super::Runtime::visit_loop`]. Whatever `waker` gets later rings
+    /// its descriptor again.
+    pub(super) fn for_visitor(
+        &self,
+        handler: &dyn Handler,
+        event_loop: &EventLoop,
+        waker: &LoopWaker,
+        watched: BorrowedFd<'_>,
+        patience: Patience,
+    ) -> Waited {
+        let waited = if waker.any() || self.standing.is_closed() || event_loop.was_ready() {
+            Waited::Ready
+        } else {
+            event_loop.wait(&self.reactor, waker, watched, || {
+                // It has looked before.
+                self.until(handler, Duration::ZERO, patience, &|| {
+                    waker.any() || event_loop.is_ready() || self.standing.is_over()
+                })
+            })
+        };
+        waker.wait_outside();
+        if waker.any() { Waited::Ready } else { waited }
+    }
+
     /// Replaces the sleep of an event loop of this process's actors on its own descriptors: waits here until `waker`
     /// has something, one of the loop's descriptors is ready (`watched` is the set that they are in), or the deadline
     /// passes.

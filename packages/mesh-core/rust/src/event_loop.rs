@@ -41,7 +41,7 @@ impl PyWaker {
     }
 }
 
-/// An event loop of this process's actors, as the runtime knows it.
+/// An event loop, as the runtime knows it.
 #[pyclass(name = "EventLoop", module = "mesh_core._native", frozen)]
 pub(crate) struct PyEventLoop {
     runtime: Arc<Runtime>,
@@ -52,14 +52,28 @@ pub(crate) struct PyEventLoop {
 #[pymethods]
 impl PyEventLoop {
     #[new]
-    fn new(runtime: &PyRuntime, waker: &PyWaker) -> Self {
-        let one = runtime.0.add_event_loop();
+    fn new(runtime: &PyRuntime, waker: &PyWaker, runs_actors: bool) -> Self {
+        let one = runtime.0.add_event_loop(runs_actors);
         Self { runtime: Arc::clone(&runtime.0), one, waker: Arc::clone(&waker.0) }
     }
 
     /// Whether none of the descriptors in its set is ready, as far as the runtime has seen.
     fn is_quiet(&self) -> bool {
         self.one.is_quiet() && !self.runtime.is_closed()
+    }
+
+    /// Waits in a coroutine of that loop, which has nothing else to run before `timeout` has passed: for its waker, and no
+    /// longer than until one of the descriptors in the set `watched` is ready. Handlers of signals run meanwhile.
+    #[pyo3(signature = (watched, timeout=None))]
+    fn visit(&self, py: Python<'_>, watched: i32, timeout: Option<f64>) -> PyResult<()> {
+        let until = deadline(timeout)?;
+        let step = |look, interruptible| {
+            // SAFETY: the caller, a coroutine of the loop, keeps its set open during this call.
+            let watched = unsafe { BorrowedFd::borrow_raw(watched) };
+            self.runtime.visit_loop(&self.one, &self.waker, watched, until, look, interruptible)
+        };
+        door::wait(py, &self.runtime, step, until)?;
+        Ok(())
     }
 
     /// Waits as that loop: for its waker, for one of the descriptors in the set `watched` or for a signal, for at most `timeout`

@@ -94,11 +94,11 @@ def test_a_loop_hears_all_that_wakes_it(runtime: None, cls: type[Any]) -> None:
         same: Any = procs.spawn("same", cls)
         other: Any = procs.spawn("other", Other)
         begin = [
-            lambda: actor.read.call_one(),
-            lambda: actor.be_told.call_one(),
+            actor.read.call_one,
+            actor.be_told.call_one,
             lambda: actor.ask.call_one(same),
             lambda: actor.ask.call_one(other),
-            lambda: actor.sleep.call_one(),
+            actor.sleep.call_one,
         ]
         for each in begin:
             assert each().get(WITHIN) == ROUNDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import selectors
 import weakref
 from collections import deque
@@ -36,7 +37,7 @@ class ActorSelector(selectors.EpollSelector):
 
     def __init__(self, runtime: Runtime, waker: Waker) -> None:
         super().__init__()
-        self._inside = EventLoop(runtime, waker)
+        self._inside = EventLoop(runtime, waker, True)
         self._mesh_waker = waker
         self.on_tokens: Callable[[], None] | None = None
         """Called, on the loop's thread, when the waker has tokens, which it takes."""
@@ -53,6 +54,16 @@ class ActorSelector(selectors.EpollSelector):
         return events
 
 
+def _idle_for(loop: Any) -> float:
+    """For how many seconds a loop of the standard library, which has nothing to run now, has no timer."""
+    if loop._stopping or loop._debug:
+        return 0.0  # in debug mode it warns of callbacks that take long
+    if not loop._scheduled:
+        return math.inf
+    # It may have been cancelled: then the loop removes it, a little early.
+    return loop._scheduled[0].when() - loop.time()  # type: ignore[no-any-return]
+
+
 class Bridge:
     """The connection between one event loop and the runtime; the loop keeps it alive, as its reader."""
 
@@ -60,6 +71,7 @@ class Bridge:
         self,
         loop: asyncio.AbstractEventLoop,
         failure: Callable[[], BaseException | None],
+        runtime: Runtime,
         *,
         above: Waker | None = None,
     ) -> None:
@@ -72,8 +84,13 @@ class Bridge:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._deaf: set[int] = set()
         """Those of them that no failure of the script interrupts."""
+        self._inside: EventLoop | None = None
+        """The loop as the runtime knows it, for a loop of the standard library that runs no actors."""
         if above is None:
             loop.add_reader(self._waker.fileno(), self.on_ready)
+            # No others: they may keep another time, or look at more than their selector.
+            if type(loop) is asyncio.SelectorEventLoop and type(loop._selector) is selectors.EpollSelector:  # type: ignore[attr-defined]
+                self._inside = EventLoop(runtime, self._waker, False)
 
     def on_ready(self) -> None:
         """Continue what waits for calls that have progressed."""
@@ -105,9 +122,18 @@ class Bridge:
         """
         loop = self.loop()
         assert loop is not None
-        # If the loop has nothing else to run, polling for a moment is faster than going to sleep.
         idle = not self._waiting and getattr(loop, "_ready", True) == _NOTHING
-        if idle and not (self._above is not None and self._above.any()) and call.look(seen):
+        inside = self._inside
+        if idle and inside is not None:
+            timeout = _idle_for(loop)
+            idle = timeout > 0
+        # Polling for a moment is faster than going to sleep.
+        if (
+            idle
+            and (inside is None or inside.is_quiet())
+            and not (self._above is not None and self._above.any())
+            and call.look(seen)
+        ):
             return
         token = next(self._tokens)
         waiting = loop.create_future()
@@ -116,6 +142,11 @@ class Bridge:
             self._deaf.add(token)
         try:
             call.tell(self._waker, token, seen)
+            if idle and inside is not None:
+                # It sleeps in the runtime, so that the answer wakes this thread directly.
+                inside.visit(loop._selector.fileno(), None if timeout == math.inf else timeout)  # type: ignore[attr-defined]
+                if self._waker.any():
+                    self.on_ready()
             await waiting
         finally:
             self._waiting.pop(token, None)

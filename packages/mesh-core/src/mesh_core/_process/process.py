@@ -222,7 +222,9 @@ class Process:
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._futures.loop import Bridge
 
-            bridge = self._bridges[id(loop)] = Bridge(loop, self._alarm, above=getattr(loop, "waker", None))
+            bridge = self._bridges[id(loop)] = Bridge(
+                loop, self._alarm, self.runtime, above=getattr(loop, "waker", None)
+            )
         return bridge
 
     def _alarm(self) -> SupervisionError | None:
