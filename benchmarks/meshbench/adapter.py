@@ -105,8 +105,8 @@ class MeshSystem(KillSystem, Protocol):
     def call_mixed(self, calls: int) -> list[float]:
         """Seconds of each of `calls` blocking round trips, in turn to a plain and to an async endpoint of one actor."""
 
-    def call_neighbour(self, calls: int, awaited: bool) -> list[float]:
-        """Seconds of each of `calls` round trips of an actor to another of its process, by `get()` or awaited."""
+    def call_neighbour(self, calls: int, how: str) -> list[float]:
+        """Seconds of each of `calls` round trips of an actor to another of its process: "plain", "awaited" or on "two loops"."""
 
     def many_threads(self, actors: int) -> tuple[float, float, float]:
         """Seconds to spawn and call `actors` actors with a plain endpoint in one process; to call them again; bytes each there."""

@@ -93,7 +93,8 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "call_mixed_sync": Figure("the plain endpoint alone, in the same run", "µs", tail=True),
     "neighbour": Figure("one call of an actor to another in its proc, plain endpoints", "µs"),
-    "neighbour_await": Figure("the same between coroutines, awaited", "µs"),
+    "neighbour_await": Figure("the same between coroutines of one class, awaited", "µs"),
+    "neighbour_await_other": Figure("the same between coroutines of two classes, on two event loops", "µs"),
     "neighbour_script": Figure("one call of the script to this actor, in the same run", "µs"),
     "pipelined": Figure("pipelined calls to one actor", "1/s", more_is_better=True),
     "call_2": Figure("call to 2 procs, all replies", "µs", tail=True),
@@ -216,8 +217,9 @@ def _neighbours(system: Any, scale: Scale) -> Samples:
     with running(system, 1):
         calls = scale.of(3000, 300)
         return {
-            "neighbour": _micro(system.call_neighbour(calls, awaited=False)),
-            "neighbour_await": _micro(system.call_neighbour(calls, awaited=True)),
+            "neighbour": _micro(system.call_neighbour(calls, "plain")),
+            "neighbour_await": _micro(system.call_neighbour(calls, "awaited")),
+            "neighbour_await_other": _micro(system.call_neighbour(calls, "two loops")),
             "neighbour_script": _micro(system.call_sync(calls)),
         }
 
@@ -492,7 +494,9 @@ ITEMS: Mapping[str, Item] = {
     "call_sync": Item(FLOOR, _call_sync, ("call_sync",)),
     "call_async": Item(SYSTEMS, _call_async, ("call_async",)),
     "call_mixed": Item(ONLY_MESH, _call_mixed, ("call_mixed", "call_mixed_sync")),
-    "neighbours": Item(ONLY_MESH, _neighbours, ("neighbour", "neighbour_await", "neighbour_script")),
+    "neighbours": Item(
+        ONLY_MESH, _neighbours, ("neighbour", "neighbour_await", "neighbour_await_other", "neighbour_script")
+    ),
     "pipelined": Item(FLOOR, _pipelined, ("pipelined",)),
     "call_2": Item(SYSTEMS, _call_all(2, 2000), ("call_2",)),
     "call_8": Item(SYSTEMS, _call_all(8, 1000), ("call_8",), rounds=3),

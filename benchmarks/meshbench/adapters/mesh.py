@@ -121,6 +121,11 @@ class AsyncCaller(Actor):
     """The same as a coroutine."""
 
     @endpoint
+    async def aecho(self, x: Any) -> Any:
+        """Answer with `x`."""
+        return x
+
+    @endpoint
     async def times(self, peer: Any, calls: int) -> list[float]:
         """Seconds of each call."""
         call = peer.aecho.call_one
@@ -294,13 +299,14 @@ class System(Hosts, Pools, Queues, Pairs):
         turns = itertools.cycle((plain, coroutine))
         return sample(calls, lambda: next(turns)(PAYLOAD).get())
 
-    def call_neighbour(self, calls: int, awaited: bool) -> list[float]:
+    def call_neighbour(self, calls: int, how: str) -> list[float]:
         """Timed in the actor that calls."""
-        if awaited:
-            caller = self._procs.spawn("caller", AsyncCaller)
-            peer = self._procs.spawn("peer", AsyncEcho)
-        else:
+        if how == "plain":
             caller, peer = self._procs.spawn("caller", Caller), self._one
+        else:
+            caller = self._procs.spawn("caller", AsyncCaller)
+            # Actors of a class share an event loop.
+            peer = self._procs.spawn("peer", AsyncCaller if how == "awaited" else AsyncEcho)
         taken: list[float] = caller.times.call_one(peer, calls).get(timeout=_TIMEOUT)
         caller.stop().get(timeout=_TIMEOUT)
         return taken
