@@ -301,6 +301,8 @@ class System(Hosts, Pools, Queues, Pairs):
 
     def call_neighbour(self, calls: int, how: str) -> list[float]:
         """Timed in the actor that calls."""
+        caller: Any
+        peer: Any
         if how == "plain":
             caller, peer = self._procs.spawn("caller", Caller), self._one
         else:

@@ -4,7 +4,7 @@
 //! never will.
 //! TAK-2: a task that was sent ahead begins only once the actor's replies before it have left this process. So if the
 //! process dies, a caller without the reply to the previous task knows that this one has not begun.
-//! TRN-1: of an actor with a thread and an event loop, one of the two has the turn. It takes only its own messages, and
+//! TURN-1: of an actor with a thread and an event loop, one of the two has the turn. It takes only its own messages, and
 //! until it comes back for more, the other gets none.
 
 use crate::gauge::Gauge;
@@ -36,14 +36,16 @@ pub enum Side {
 struct Division {
     /// The names of the endpoints that run on the loop.
     on_loop: HashSet<Box<[u8]>>,
-    /// Which of them handles messages now, if any does (TRN-1).
+    /// All messages are the loop's: the thread is gone, or does not come back in time.
+    threadless: bool,
+    /// Which of them handles messages now, if any does (TURN-1).
     turn: Option<Side>,
 }
 
 impl Division {
     fn side(&self, message: &Message) -> Side {
-        let on_loop = Inbox::counts(message) && self.on_loop.contains(Name::what(message.name()));
-        if on_loop { Side::Loop } else { Side::Thread }
+        let named = || Inbox::counts(message) && self.on_loop.contains(Name::what(message.name()));
+        if self.threadless || named() { Side::Loop } else { Side::Thread }
     }
 }
 
@@ -67,6 +69,7 @@ struct Queue {
 
 impl Queue {
     /// Who may take the first message now.
+    #[inline]
     fn next(&self) -> Next {
         match (self.messages.front(), &self.division) {
             (None, _) => Next::Nobody,
@@ -197,14 +200,16 @@ impl Inbox {
 
     /// Whether a thread that waits for messages can take one now.
     pub fn is_due(&self) -> bool {
-        self.due.load(Ordering::SeqCst)
+        self.due.load(Ordering::Acquire)
     }
 
     /// Notes a change of the queue. Returns whom to wake for its first message.
+    #[inline]
     fn changed(&self, queue: &mut Queue) -> Wake {
         let next = queue.next();
-        self.len.store(queue.messages.len(), Ordering::SeqCst);
-        self.due.store(next.is(Side::Thread), Ordering::SeqCst);
+        // Whoever waits for these is woken by an exchange, which orders them.
+        self.len.store(queue.messages.len(), Ordering::Release);
+        self.due.store(next.is(Side::Thread), Ordering::Release);
         let mut wake = Wake::default();
         if next.is(Side::Thread) {
             wake.waiter = queue.waiter.take();
@@ -223,18 +228,17 @@ impl Inbox {
     /// before. All others are for the thread. That calls this, or has not begun, and has the turn.
     pub fn divide(&self, on_loop: impl IntoIterator<Item = Vec<u8>>, waker: Arc<LoopWaker>, token: u64) {
         let mut queue = self.lock();
-        let division =
-            queue.division.get_or_insert_with(|| Division { on_loop: HashSet::new(), turn: Some(Side::Thread) });
+        let begun = || Division { on_loop: HashSet::new(), threadless: false, turn: Some(Side::Thread) };
+        let division = queue.division.get_or_insert_with(begun);
         division.on_loop.extend(on_loop.into_iter().map(Vec::into_boxed_slice));
         queue.waker = Some((waker, token));
-        let next = queue.next();
-        self.due.store(next.is(Side::Thread), Ordering::SeqCst);
+        self.due.store(queue.next().is(Side::Thread), Ordering::Release);
     }
 
-    /// Leaves all messages to one executor.
-    pub fn unite(&self, reactor: &Reactor) {
+    /// Leaves all messages to a loop. A thread that still waits gets nothing any more.
+    pub fn leave_to_loop(&self, reactor: &Reactor) {
         let mut queue = self.lock();
-        queue.division = None;
+        queue.division = Some(Division { on_loop: HashSet::new(), threadless: true, turn: None });
         let wake = self.changed(&mut queue);
         drop(queue);
         wake.go(reactor);
@@ -308,7 +312,7 @@ impl Inbox {
     }
 
     /// The next messages, at most `max`, and not many large ones at once: their senders hear of them when the whole
-    /// burst was handled. Empty if nothing waits, or the first message or the turn is the other's (TRN-1).
+    /// burst was handled. Empty if nothing waits, or the first message or the turn is the other's (TURN-1).
     ///
     /// The executor comes to one after the other: until it [begins](Self::begun) with a call or a tell, that counts as
     /// waiting.
@@ -343,12 +347,14 @@ impl Inbox {
     }
 
     fn take_from(&self, queue: &mut Queue, max: usize, side: Side) -> (Vec<Message>, Wake) {
-        if let Some(division) = &mut queue.division
-            && division.turn == Some(side)
-        {
-            division.turn = None;
+        let mut mine = true;
+        if let Some(division) = &mut queue.division {
+            if division.turn == Some(side) {
+                division.turn = None;
+            }
+            mine = queue.next().is(side);
         }
-        let n = if queue.next().is(side) { Self::burst(queue, max, side) } else { 0 };
+        let n = if mine { Self::burst(queue, max, side) } else { 0 };
         let burst: Vec<Message> = queue.messages.drain(..n).collect();
         if n > 0
             && let Some(division) = &mut queue.division
@@ -457,7 +463,7 @@ impl Inbox {
         self.closed.store(true, Ordering::SeqCst);
         self.mailbox.close();
         self.len.store(0, Ordering::SeqCst);
-        self.due.store(false, Ordering::SeqCst);
+        self.due.store(false, Ordering::Release);
         let left = queue.messages.drain(..).collect();
         if let Some(waiter) = queue.waiter.take() {
             drop(queue);

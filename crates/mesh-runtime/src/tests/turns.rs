@@ -1,4 +1,4 @@
-//! How the messages of an actor with a thread and a loop are divided (TRN-1), and how a loop is told.
+//! How the messages of an actor with a thread and a loop are divided (TURN-1), and how a loop is told.
 
 use super::dice::Dice;
 use crate::gauge::Gauge;
@@ -111,11 +111,16 @@ fn names_can_be_added_and_the_division_ends() {
     assert!(all.take(Side::Thread).is_empty());
     assert!(all.told());
     all.push(b"now", 3);
-    all.inbox.unite(&all.reactor);
+    all.inbox.leave_to_loop(&all.reactor);
+    // The thread, which has come back too late, gets nothing.
+    assert!(!all.inbox.is_due() && all.take(Side::Thread).is_empty());
     assert_eq!(all.take(Side::Loop), [2, 3]);
+    all.push(b"now", 4);
+    assert!(!all.inbox.is_due() && all.take(Side::Thread).is_empty());
+    assert_eq!(all.take(Side::Loop), [4]);
 }
 
-/// TRN-1, and nobody who has something to do is forgotten.
+/// TURN-1, and nobody who has something to do is forgotten.
 #[test]
 fn random_turns_keep_the_order() {
     for seed in 0..300 {

@@ -53,9 +53,9 @@ impl PyInbox {
         self.inbox.divide(on_loop.into_iter().map(String::into_bytes), Arc::clone(&waker.0), token);
     }
 
-    /// Leaves all messages to one executor again.
-    fn unite(&self) {
-        self.inbox.unite(self.runtime.reactor());
+    /// Leaves all messages to a loop: the thread gets nothing any more.
+    fn leave_to_loop(&self) {
+        self.inbox.leave_to_loop(self.runtime.reactor());
     }
 
     /// Whether messages for the loop are handled or wait, so that the loop has to run before a message that comes now.

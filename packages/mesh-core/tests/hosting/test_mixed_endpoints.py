@@ -1,4 +1,4 @@
-"""Actors with plain functions and coroutines: their thread and the loop take turns (STG-1, TRN-1)."""
+"""Actors with plain functions and coroutines: their thread and the loop take turns (STG-1, TURN-1)."""
 
 from __future__ import annotations
 

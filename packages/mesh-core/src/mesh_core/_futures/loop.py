@@ -123,7 +123,7 @@ class Bridge:
         loop = self.loop()
         assert loop is not None
         idle = not self._waiting and getattr(loop, "_ready", True) == _NOTHING
-        inside = self._inside
+        inside, timeout = self._inside, math.inf
         if idle and inside is not None:
             timeout = _idle_for(loop)
             idle = timeout > 0

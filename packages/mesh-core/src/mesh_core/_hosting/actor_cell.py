@@ -3,7 +3,7 @@
 Two executors drain an inbox: an event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
 (``_hosting.thread_executor``) for plain functions. An actor is constructed where its endpoints run, on its thread if it has one.
 If an actor has both, they take turns: the inbox knows whose the next message is, and wakes that executor alone, once the other has
-come back (TRN-1). ``_hosting.ending`` ends actors, and ``_hosting.actor_loops`` assigns them to event loops.
+come back (TURN-1). ``_hosting.ending`` ends actors, and ``_hosting.actor_loops`` assigns them to event loops.
 
 STG-1: an actor handles one message at a time, in the order of arrival; only ``concurrent`` endpoints overlap.
 STG-2: every call gets exactly one reply, whatever its endpoint does.
@@ -134,7 +134,7 @@ class ActorCell(CellState):
                 return  # from here on the thread decides what is broken
             except RuntimeError as error:
                 self.on_thread, self.drains = None, LOOP
-                self.inbox.unite()
+                self.inbox.leave_to_loop()
                 self.broken = SpawnError(
                     f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
                     "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share threads"

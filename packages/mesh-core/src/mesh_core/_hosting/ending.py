@@ -219,7 +219,7 @@ async def _give_up(cell: ActorCell) -> None:
     if spawned is not None:
         never = Stopped(f"{cell.describe()} was stopped before its constructor had returned")
         cell.actor_host.reply_error(spawned, never, cell.instance.name, dead=True)
-    cell.inbox.unite()
+    cell.inbox.leave_to_loop()
     _leave(cell, cell.inbox.take_nowait(_ALL), error, made=False)
     await _close_owned_meshes(cell)
 

@@ -71,7 +71,7 @@ class OnLoop:
         left = cell.on_thread.abandon()
         if cell.over:
             return
-        cell.inbox.unite()
+        cell.inbox.leave_to_loop()
         cell.inbox.attach(cell.loop.waker, cell.instance.actor_id)
         if self.runner is None:
             self.runner = cell.loop.create_task(self._work(left))
