@@ -7,6 +7,7 @@ WAIT-2: the thread of an event loop does not block for an answer that this loop 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.errors import MeshError
@@ -16,25 +17,22 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 
-def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
+def refused(
+    process: Process, call: Coming, owner: Any, describe: Callable[[], str], *, awaited: bool
+) -> MeshError | None:
     """Return the error of a wait that can never end; ``None`` for other waits. Called in processes that host actors."""
     actor_host = process._actor_host
     if actor_host is None or not call.is_local():
         return None
     actor = actor_host.actors.get(call.actor)
     if awaited:
-        import asyncio
-
-        # Asked for its task, a loop need not be looked up.
-        own = (
-            actor is not None and actor.loop.is_here and actor.is_handled_by(asyncio.current_task(actor.loop))
-        )
+        own = actor is not None and actor.is_handled_here()
     else:
         own = actor is not None and actor.is_thread(threading.get_ident())
     if own:
         assert actor is not None
         return MeshError(
-            f"deadlock: actor {actor.instance.name!r} is waiting for its own endpoint: {what} would wait "
+            f"deadlock: actor {actor.instance.name!r} is waiting for its own endpoint: {describe()} would wait "
             "forever, because an actor handles one message at a time. Call the method itself "
             "(self.method(...)), do not wait here, or mark the waiting endpoint "
             "@endpoint(concurrent=True)"
@@ -43,7 +41,7 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
         if actor is not None and not actor.needs_loop(getattr(owner, "_name", "")):
             return None
         return MeshError(
-            f"deadlock: get() on {what} would block the thread of the event loop that has to answer it, and "
+            f"deadlock: get() on {describe()} would block the thread of the event loop that has to answer it, and "
             "wait forever. Await it (`await future`), or make the endpoint a "
             "plain function, which runs on another thread"
         )

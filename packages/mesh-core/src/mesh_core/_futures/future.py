@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from mesh_core._common.context import current_instance
 from mesh_core._common.errors import ActorTimeout, MeshError, Unsendable
+from mesh_core._futures.deadlocks import refused
 
 if TYPE_CHECKING:
     import asyncio
@@ -222,14 +224,11 @@ class Future(Generic[R]):
 
     def _refuse_wait(self, *, awaited: bool) -> None:
         """Raise, and cancel the call, if waiting for it could never end."""
-        from mesh_core._common.context import current_instance
-        from mesh_core._futures.deadlocks import refused
-
         instance = current_instance()
         if instance is not None:
             self._call.asked_by(instance.actor_id)
         owner = getattr(self._what, "__self__", None)
-        error = refused(self._process, self._call, owner, self._what(), awaited=awaited)
+        error = refused(self._process, self._call, owner, self._what, awaited=awaited)
         if error is not None and self._give_up(error):
             raise error
 
@@ -337,24 +336,30 @@ class Future(Generic[R]):
         return self._outcome()
 
     async def _await_arrival(self) -> None:
-        import asyncio
-
         if self._process._actor_host is not None:
             self._refuse_wait(awaited=True)
         try:
             if self._deadline is None:
                 await self._arrive()
             else:
+                import asyncio
+
                 self._process.bridge()  # raises a clear error if no asyncio event loop runs here
                 async with asyncio.timeout(self._deadline - time.monotonic()):
                     await self._arrive()
         except TimeoutError:
+            import asyncio
+
             from mesh_core._futures.wait_chain import is_wanted
 
             wanted = is_wanted(self._process, self._limit)
             self._expire(await asyncio.to_thread(self._chain, self._limit) if wanted else "")
-        except asyncio.CancelledError:
-            self.cancel()
+        except BaseException as error:
+            # Imported only here, because most calls are awaited without an error, in microseconds.
+            import asyncio
+
+            if isinstance(error, asyncio.CancelledError):
+                self.cancel()
             raise
 
     @staticmethod

@@ -76,7 +76,7 @@ class Sending:
         process = self._process
         assert process is not None
         if not deferral.done():
-            error = refused(process, deferral, None, self._what, awaited=True)
+            error = refused(process, deferral, None, lambda: self._what, awaited=True)
             if error is not None and deferral.cancel():
                 raise error
             try:

@@ -246,9 +246,11 @@ class ActorCell(CellState):
         """Whether this thread constructs the actor, or handles a message whenever it runs anything."""
         return ident == self._maker or (self.on_thread is not None and self.on_thread.ident == ident)
 
-    def is_handled_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether this is the task in which the actor handles one message after the other."""
-        return task is not None and self.on_loop.runner is task
+    def is_handled_here(self) -> bool:
+        """Whether this is called in the task in which the actor handles one message after the other."""
+        runner, loop = self.on_loop.runner, self.loop
+        # With the loop, which is this thread's, it need not be looked up.
+        return runner is not None and loop.is_here and asyncio.current_task(loop) is runner
 
     def needs_loop(self, endpoint: str) -> bool:
         """Whether the actor's loop must run for that endpoint to be called."""

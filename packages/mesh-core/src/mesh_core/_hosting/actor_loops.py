@@ -53,7 +53,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
         """A reply that the loop has sent and that waits for its caller, if more wait than may (ANS-3)."""
         self._process = process
         # Now, so that all descriptors of the loop are opened together.
-        self._bridge = process.bridge(self)
+        self.mesh_bridge = process.bridge(self)
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -87,7 +87,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
             for token in self.waker.drain():
                 try:
                     if token == BRIDGE:
-                        self._bridge.on_ready()
+                        self.mesh_bridge.on_ready()
                     else:
                         on_ready(token)
                 except (SystemExit, KeyboardInterrupt):

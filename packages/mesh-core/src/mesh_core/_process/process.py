@@ -218,7 +218,8 @@ class Process:
                 "a future can be awaited in an asyncio event loop only, and none runs in this thread. With trio or "
                 "another library wait in a thread, as in 'await trio.to_thread.run_sync(future.get)', or use asyncio"
             ) from None
-        bridge = self._bridges.get(id(loop))
+        # A loop that runs actors keeps its own.
+        bridge: Bridge | None = getattr(loop, "mesh_bridge", None) or self._bridges.get(id(loop))
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._futures.loop import Bridge
 
