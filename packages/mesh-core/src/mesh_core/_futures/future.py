@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mesh_core._common.context import current_instance
@@ -79,8 +79,8 @@ class Future(Generic[R]):
     def _arrived(self) -> bool:
         return self._call.done()
 
-    async def _arrive(self) -> None:
-        await self._process.bridge().wait(self._call)
+    def _arrive(self) -> Coroutine[Any, Any, None]:
+        return self._process.bridge().wait(self._call)
 
     # Before the result is seen, what was printed before it is shown (LOG-8); only in the script.
 

@@ -90,17 +90,20 @@ class OnLoop:
                     # Failures go ahead of messages.
                     cell.run_errands()
                 spec = cell.table.get(message.name) or cell.unmarked(message)
-                if message.kind is _STOP_ACTOR:
-                    await ending.stop_on_loop(cell, message, burst[index + 1 :])
-                    return
-                if message.kind is _FAILURE:
-                    cell.run_errands()
-                    continue
+                if spec is None:  # as of a message that is no call
+                    if message.kind is _STOP_ACTOR:
+                        await ending.stop_on_loop(cell, message, burst[index + 1 :])
+                        return
+                    if message.kind is _FAILURE:
+                        cell.run_errands()
+                        continue
                 if cell.loop.held is not None:
                     await cell.loop.room()
-                if cell.given_up(message) or cell.refused(message, spec):
+                if cell.skipped and cell.given_up(message):
                     continue
-                assert spec is not None
+                if spec is None or cell.broken is not None:
+                    cell.refused(message, spec)
+                    continue
                 if spec.concurrent:
                     starts += 1
                     self.starting.add(message)
@@ -127,7 +130,7 @@ class OnLoop:
                 # It was cancelled after it was taken from the inbox and before its task ran.
                 cell.stopped(message)
                 return
-            if cell.given_up(message):
+            if cell.skipped and cell.given_up(message):
                 return
             if (left := message.left) is not None:
                 if cell.too_late(message):
