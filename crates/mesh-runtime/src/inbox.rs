@@ -15,7 +15,7 @@ use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use mesh_proto::messages::{Name, Task};
 use mesh_proto::{ActorId, CallId, Kind, ProcAddr};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,8 +34,8 @@ pub enum Side {
 /// How the messages of an actor with both are divided.
 #[derive(Debug)]
 struct Division {
-    /// The names of the endpoints that run on the loop.
-    on_loop: HashSet<Box<[u8]>>,
+    /// The names of the endpoints that run on the loop: few, and compared faster than hashed.
+    on_loop: Vec<Box<[u8]>>,
     /// All messages are the loop's: the thread is gone, or does not come back in time.
     threadless: bool,
     /// Which of them handles messages now, if any does (TURN-1).
@@ -44,7 +44,10 @@ struct Division {
 
 impl Division {
     fn side(&self, message: &Message) -> Side {
-        let named = || Inbox::counts(message) && self.on_loop.contains(Name::what(message.name()));
+        let named = || {
+            let name = Name::what(message.name());
+            Inbox::counts(message) && self.on_loop.iter().any(|one| **one == *name)
+        };
         if self.threadless || named() { Side::Loop } else { Side::Thread }
     }
 }
@@ -228,9 +231,13 @@ impl Inbox {
     /// before. All others are for the thread. That calls this, or has not begun, and has the turn.
     pub fn divide(&self, on_loop: impl IntoIterator<Item = Vec<u8>>, waker: Arc<LoopWaker>, token: u64) {
         let mut queue = self.lock();
-        let begun = || Division { on_loop: HashSet::new(), threadless: false, turn: Some(Side::Thread) };
+        let begun = || Division { on_loop: Vec::new(), threadless: false, turn: Some(Side::Thread) };
         let division = queue.division.get_or_insert_with(begun);
-        division.on_loop.extend(on_loop.into_iter().map(Vec::into_boxed_slice));
+        for name in on_loop.into_iter().map(Vec::into_boxed_slice) {
+            if !division.on_loop.contains(&name) {
+                division.on_loop.push(name);
+            }
+        }
         queue.waker = Some((waker, token));
         self.due.store(queue.next().is(Side::Thread), Ordering::Release);
     }
@@ -238,7 +245,7 @@ impl Inbox {
     /// Leaves all messages to a loop. A thread that still waits gets nothing any more.
     pub fn leave_to_loop(&self, reactor: &Reactor) {
         let mut queue = self.lock();
-        queue.division = Some(Division { on_loop: HashSet::new(), threadless: true, turn: None });
+        queue.division = Some(Division { on_loop: Vec::new(), threadless: true, turn: None });
         let wake = self.changed(&mut queue);
         drop(queue);
         wake.go(reactor);
