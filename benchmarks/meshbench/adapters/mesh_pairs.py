@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -53,7 +54,9 @@ class Pairs:
     """See `meshbench.adapter.PairSystem`."""
 
     def pairs(self, calls: int) -> PairTimes:
-        """Two procs with three actors and one."""
+        """Two procs with three actors and one, which have a direct link unless the environment says otherwise."""
+        # Older versions know no such setting.
+        os.environ.setdefault("MESH_DIRECT_LINKS", "64")
         with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
             here, there = procs.slice(gpus=0), procs.slice(gpus=1)
             peer, async_peer = there.spawn("peer", Peer), there.spawn("async_peer", AsyncPeer)

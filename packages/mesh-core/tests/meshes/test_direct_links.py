@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,22 @@ from talk_samples import MUCH, SOON, Counter, Friend, Mortal, Place, Teller, wai
 
 from mesh_core import ProcMesh, configured, this_host
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = pytest.mark.usefixtures("runtime", "links")
+
+
+@pytest.fixture(scope="module")
+def links() -> Iterator[None]:
+    """Processes that are spawned here may have direct links."""
+    with configured(direct_links=64):
+        yield
+
+
+@pytest.fixture(scope="module")
+def procs(runtime: None, links: None) -> Iterator[ProcMesh]:
+    """Four processes, shared by the tests."""
+    with this_host().spawn_procs(per_host={"hosts": 2, "gpus": 2}, name="linked") as procs:
+        procs.initialized.get()
+        yield procs
 
 
 def one(procs: ProcMesh, number: int) -> ProcMesh:
@@ -21,9 +37,9 @@ def one(procs: ProcMesh, number: int) -> ProcMesh:
     return procs.slice(hosts=number // 2, gpus=number % 2)
 
 
-@pytest.mark.parametrize("links", [0, 1, 64])
-def test_everybody_talks_to_everybody(links: int) -> None:
-    with configured(direct_links=links), this_host().spawn_procs({"gpus": 4}) as procs:
+@pytest.mark.parametrize("most", [0, 1, 64])
+def test_everybody_talks_to_everybody(most: int) -> None:
+    with configured(direct_links=most), this_host().spawn_procs({"gpus": 4}) as procs:
         places: Any = procs.spawn("places", Place)
         friends: Any = procs.spawn("friends", Friend)
         each = [places.slice(gpus=n) for n in range(4)]
