@@ -5,6 +5,7 @@
 
 mod agent;
 mod awaited;
+mod buffer;
 mod bypass;
 mod call;
 mod call_filter;
@@ -64,6 +65,7 @@ mod wait;
 mod waits;
 
 pub use agent::SpawnSpec;
+pub use buffer::Buffer;
 pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
 pub use call::{Call, Callee, Outcome};
 pub use call_filter::filter_calls;

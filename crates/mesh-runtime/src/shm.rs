@@ -28,6 +28,7 @@ pub(crate) use holders::Holders;
 pub(crate) use kept::View;
 pub(crate) use room::{Place, Room};
 
+use crate::buffer::Buffer;
 use crate::error::RuntimeError;
 use crate::refs::RefCounter;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
@@ -173,7 +174,7 @@ impl Pool {
 
     /// Copies `data` into a chunk that each of `to` will let go of. None if the budget is used up or the system gives
     /// no memory: the part then travels inside its frame.
-    fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
+    fn put(&self, data: Buffer<'_>, to: &Target, spare: usize) -> Option<SharedRef> {
         let holders = u32::try_from(to.receivers()).ok().filter(|n| *n > 0)?;
         let chunk = data.len().checked_next_power_of_two()?.max(MIN_CHUNK);
         let (at, map, fresh) = self.take(chunk, to, holders)?;
@@ -183,7 +184,7 @@ impl Pool {
         }
         // SAFETY: the chunk is ours until its holders have counted down, which they do only after it was sent to them;
         // it is as long as the data, and `map` keeps it mapped.
-        unsafe { crate::copy::copy(data, map.at(offset), spare) };
+        unsafe { map.write(offset, data, spare) };
         Some(at)
     }
 
@@ -540,6 +541,11 @@ impl Memory {
 
     /// See [`Pool::put`].
     pub(crate) fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
+        self.put_buffer(Buffer::of(&[data]), to, spare)
+    }
+
+    /// See [`Pool::put`].
+    pub(crate) fn put_buffer(&self, data: Buffer<'_>, to: &Target, spare: usize) -> Option<SharedRef> {
         let put = self.pool.as_ref()?.put(data, to, spare);
         self.touch();
         put

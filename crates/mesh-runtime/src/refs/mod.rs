@@ -32,6 +32,7 @@ pub use hold::{Hold, RefAddr};
 pub(crate) use view::Layout;
 pub use view::{View, pack};
 
+use crate::buffer::Buffer;
 use crate::bypass::Offer;
 use crate::completion::Completion;
 use crate::dispatch::Dispatch;
@@ -228,7 +229,7 @@ impl Refs {
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn keep(&self, parts: &[&[u8]], cost: u64, inner: Vec<Arc<Hold>>) -> Result<(Kept, Arc<Hold>), RuntimeError> {
+    pub fn keep(&self, parts: &[Buffer<'_>], cost: u64, inner: Vec<Arc<Hold>>) -> Result<(Kept, Arc<Hold>), RuntimeError> {
         let Around { me, memory, board, ids, standing, .. } = &self.around;
         if let Err(error) = standing.usable() {
             self.budget.free(cost);
@@ -240,7 +241,7 @@ impl Refs {
             Some(room) => {
                 room.write(0, &layout.head);
                 for (start, part) in layout.starts.iter().zip(parts) {
-                    room.fill(*start, part, board.spare());
+                    room.lay(*start, *part, board.spare());
                 }
                 let at = room.done();
                 (Place::Shared(at), Some(at))

@@ -2,6 +2,7 @@
 
 use super::Hold;
 use crate::PartData;
+use crate::buffer::Buffer;
 use crate::shm::{SharedPart, View as Mapped};
 use bytes::Bytes;
 use std::ops::Range;
@@ -55,12 +56,12 @@ impl Layout {
 }
 
 /// Lays out a value's parts in one block of memory.
-pub fn pack(parts: &[&[u8]]) -> Bytes {
+pub fn pack(parts: &[Buffer<'_>]) -> Bytes {
     let layout = Layout::of(parts.iter().map(|part| part.len()));
     let mut out = vec![0; layout.len];
     out[..layout.head.len()].copy_from_slice(&layout.head);
     for (start, part) in layout.starts.iter().zip(parts) {
-        out[*start..start + part.len()].copy_from_slice(part);
+        part.pieces().for_each(|(at, piece)| out[start + at..][..piece.len()].copy_from_slice(piece));
     }
     out.into()
 }

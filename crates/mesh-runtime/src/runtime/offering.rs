@@ -3,6 +3,8 @@
 
 use super::Runtime;
 use super::landing::{Ground, Landings};
+use super::outgoing::Body;
+use crate::buffer::Buffer;
 use crate::bypass::Bypass;
 use crate::gateway::is_mapped;
 use crate::refs::{Hold, RefAddr};
@@ -65,22 +67,22 @@ impl Runtime {
     }
 
     /// Offers a message's large buffers, if it is for one process of another host. None if nothing is offered.
-    pub(crate) fn carry_past(&self, kind: Kind, target: &Target, buffers: &[&[u8]]) -> Option<Vec<Option<Part>>> {
+    pub(crate) fn carry_past(&self, kind: Kind, target: &Target, body: &Body<'_>) -> Option<Vec<Option<Part>>> {
         let Target::One(to) = target else { return None };
         if to.host == self.me.host || to.is_agent() && *to != ProcAddr::CONTROLLER || !is_mapped(kind) {
             return None;
         }
-        if !buffers.iter().any(|data| data.len() >= WORTH) {
+        if !body.parts().any(|data| data.len() >= WORTH) {
             return None;
         }
         let (bypass, from) = self.bypass()?;
-        let offer = |data: &&[u8]| if data.len() < from.max(WORTH) { None } else { self.offer(bypass, data, *to) };
-        let parts: Vec<Option<Part>> = buffers.iter().map(offer).collect();
+        let offer = |data: Buffer<'_>| if data.len() < from.max(WORTH) { None } else { self.offer(bypass, data, *to) };
+        let parts: Vec<Option<Part>> = body.parts().map(offer).collect();
         parts.iter().any(Option::is_some).then_some(parts)
     }
 
     /// Keeps a copy of a part, and offers it to its receiver.
-    fn offer(&self, bypass: Bypass, data: &[u8], to: ProcAddr) -> Option<Part> {
+    fn offer(&self, bypass: Bypass, data: Buffer<'_>, to: ProcAddr) -> Option<Part> {
         let len = data.len() as u64;
         let cost = len.next_multiple_of(PAGE);
         if !self.refs.reserve_now(cost) {
@@ -90,7 +92,7 @@ impl Runtime {
             self.refs.unreserve(cost, None);
             return None;
         };
-        room.fill(0, data, self.board.spare());
+        room.lay(0, data, self.board.spare());
         let place = room.place();
         // SAFETY: `place` keeps it mapped and unchanged until the value is given back, which waits for the offer.
         let Some((offer, ticket)) = (unsafe { bypass.offer(place.at, len) }) else {

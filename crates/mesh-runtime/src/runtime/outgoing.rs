@@ -2,6 +2,7 @@
 
 use super::Runtime;
 use super::answers::{Sent, holds_back};
+use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::call::Outcome;
 use crate::completion::Completion;
@@ -21,6 +22,8 @@ pub struct Body<'a> {
     pub payload: &'a [u8],
     /// Out-of-band buffers.
     pub buffers: &'a [&'a [u8]],
+    /// How many of them, in turn, are laid side by side and become one part; empty if each is a part.
+    pub joined: &'a [usize],
     /// The holds on the values that it references; none if it has no references.
     pub refs: Option<&'a [Arc<Hold>]>,
 }
@@ -28,13 +31,26 @@ pub struct Body<'a> {
 impl<'a> Body<'a> {
     /// Contents without references.
     pub fn new(payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Self {
-        Self { payload, buffers, refs: None }
+        Self { payload, buffers, joined: &[], refs: None }
     }
 
     /// The number of bytes.
     pub fn len(&self) -> usize {
         let refs = self.refs.map_or(0, |refs| Carried::size(refs.len()));
-        self.payload.len() + refs + self.buffers.iter().map(|buffer| buffer.len()).sum::<usize>()
+        self.payload.len() + refs + self.parts().map(Buffer::len).sum::<usize>()
+    }
+
+    /// What becomes its out-of-band parts.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Buffer<'a>> + Clone {
+        let (buffers, joined) = (self.buffers, self.joined);
+        let mut from = 0;
+        let count = if joined.is_empty() { buffers.len() } else { joined.len() };
+        (0..count).map(move |i| {
+            let to = from + joined.get(i).copied().unwrap_or(1);
+            let pieces = &buffers[from..to];
+            from = to;
+            Buffer::of(pieces)
+        })
     }
 
     /// Whether it has no bytes.
@@ -112,22 +128,21 @@ impl Runtime {
 
     /// Writes a message. The values that it refers to are given to its receivers.
     pub(super) fn write(&self, mut header: Header, target: &Target, name: &[u8], body: Body<'_>) -> Frame {
-        let Body { payload, buffers, refs } = body;
-        if let Some(refs) = refs {
+        if let Some(refs) = body.refs {
             header.set_carries_refs();
-            let payload = Carried::append(payload, &self.refs.give(refs, target, self));
-            return self.write(header, target, name, Body::new(&payload, buffers));
+            let payload = Carried::append(body.payload, &self.refs.give(refs, target, self));
+            return self.write(header, target, name, Body { payload: &payload, refs: None, ..body });
         }
         let cast = match target {
             Target::One(_) | Target::Joined(_) => None,
             many @ Target::Many(..) => Some(many),
         };
-        if buffers.is_empty() {
-            return Frame::build_plain(header, cast, name, payload);
+        if body.buffers.is_empty() {
+            return Frame::build_plain(header, cast, name, body.payload);
         }
-        let distant = self.carry_past(header.kind, target, buffers);
+        let distant = self.carry_past(header.kind, target, &body);
         header.set_distant(distant.is_some());
-        let (parts, sharing) = self.packing.pack(target, payload, buffers, distant.unwrap_or_default());
+        let (parts, sharing) = self.packing.pack(target, body.payload, body.parts(), distant.unwrap_or_default());
         header.set_sharing(sharing);
         Frame::build(header, cast, name, &parts)
     }

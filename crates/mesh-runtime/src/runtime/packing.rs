@@ -1,5 +1,6 @@
 //! How the payload and the buffers of a message become its parts. Large ones are put into shared memory.
 
+use crate::buffer::Buffer;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
 use bytes::Bytes;
@@ -27,14 +28,14 @@ impl Packing {
     }
 
     /// The parts of a message. Buffers that are `distant` already have theirs.
-    pub(super) fn pack(
+    pub(super) fn pack<'a>(
         &self,
         target: &Target,
         payload: &[u8],
-        buffers: &[&[u8]],
+        buffers: impl Iterator<Item = Buffer<'a>>,
         distant: Vec<Option<Part>>,
     ) -> (Vec<Part>, Sharing) {
-        let mut parts = Vec::with_capacity(1 + buffers.len());
+        let mut parts = Vec::with_capacity(1 + buffers.size_hint().0);
         parts.push(Part::Inline(Bytes::copy_from_slice(payload)));
         let mut sharing = Sharing { sole: target.len() == 1, shared: false };
         let agent = Target::One(ProcAddr::agent(self.me.host));
@@ -52,13 +53,13 @@ impl Packing {
                 continue;
             }
             let near = near.filter(|_| data.len() >= self.threshold);
-            let shared = near.and_then(|near| self.memory.put(data, near, self.board.spare()));
+            let shared = near.and_then(|near| self.memory.put_buffer(data, near, self.board.spare()));
             parts.push(match shared {
                 Some(at) => {
                     sharing.shared = true;
                     Part::Shared { at, len: data.len() as u64 }
                 }
-                None => Part::Inline(Bytes::copy_from_slice(data)),
+                None => Part::Inline(data.to_bytes()),
             });
         }
         if self.packed.fetch_add(1, Ordering::Relaxed) % TRIM_AFTER == TRIM_AFTER - 1 {

@@ -1,6 +1,7 @@
 //! A mapping of (a piece of) a memory file.
 
 use super::holders::Holders;
+use crate::buffer::Buffer;
 use crate::error::RuntimeError;
 use crate::sync::AtomicU64;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -65,6 +66,16 @@ impl Mapping {
         // SAFETY: the range is inside the mapping, after the head, and nobody reads or writes there (SHM-4). If the
         // system refuses, the pages stay.
         let _ = unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxRemove) };
+    }
+
+    /// Copies a buffer to `offset`, on up to `spare` cores beside this one.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes there meanwhile, and the bytes are not in it.
+    pub(super) unsafe fn write(&self, offset: usize, buffer: Buffer<'_>, spare: usize) {
+        assert!(offset.checked_add(buffer.len()).is_some_and(|end| end <= self.len), "a buffer is as long as its place");
+        // SAFETY: inside the mapping, as just checked; otherwise as the caller vouches.
+        buffer.pieces().for_each(|(at, piece)| unsafe { crate::copy::copy(piece, self.at(offset + at), spare) });
     }
 
     /// Asks for all pages at once, to avoid a fault for each.

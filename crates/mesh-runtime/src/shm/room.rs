@@ -1,6 +1,7 @@
 //! Chunks of this process's memory that are written piece by piece.
 
 use super::mapping::Mapping;
+use crate::buffer::Buffer;
 use mesh_proto::SharedRef;
 use std::sync::Arc;
 
@@ -41,13 +42,22 @@ impl Room {
     /// # Panics
     /// If they do not fit.
     pub(crate) fn fill(&self, place: usize, bytes: &[u8], spare: usize) {
-        assert!(place.checked_add(bytes.len()).is_some_and(|end| end <= self.len), "a part is as long as it says");
+        self.lay(place, Buffer::of(&[bytes]), spare);
+    }
+
+    /// The same for a buffer.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    pub(crate) fn lay(&self, place: usize, buffer: Buffer<'_>, spare: usize) {
+        let len = buffer.len();
+        assert!(place.checked_add(len).is_some_and(|end| end <= self.len), "a part is as long as it says");
         if self.fresh {
-            self.map.populate(self.offset + place, bytes.len());
+            self.map.populate(self.offset + place, len);
         }
         // SAFETY: the range is in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
         // mapped, and the bytes are not in it.
-        unsafe { crate::copy::copy(bytes, self.map.at(self.offset + place), spare) };
+        unsafe { self.map.write(self.offset + place, buffer, spare) };
     }
 
     /// Where it is, for code that writes there by other means. It stays there as long as the returned value lives.

@@ -281,7 +281,7 @@ fn what_is_offered_is_kept_until_nobody_reads_it() {
     road.open(&runtime);
     let (data, there) = (vec![3; LARGE], Target::One(sender(0)));
     let buffers: [&[u8]; 2] = [&data, b"short"];
-    let parts = runtime.carry_past(mesh_proto::Kind::Tell, &there, &buffers).unwrap();
+    let parts = runtime.carry_past(mesh_proto::Kind::Tell, &there, &Body::new(b"", &buffers)).unwrap();
     assert!(matches!(&parts[..], [Some(Part::Distant { .. }), None]));
     assert_eq!(runtime.counts().kept.0, 1);
     let mut header = Tell { actor: ACTOR, place: 0 }.header(runtime.me, sender(0));
@@ -297,7 +297,7 @@ fn what_is_offered_is_kept_until_nobody_reads_it() {
     assert_eq!(runtime.counts().kept, (0, 0));
     // Nothing is offered on one host, or to many.
     let near = Target::One(ProcAddr { mesh: 9, rank: 0, host: 0 });
-    assert!(runtime.carry_past(mesh_proto::Kind::Tell, &near, &buffers).is_none());
+    assert!(runtime.carry_past(mesh_proto::Kind::Tell, &near, &Body::new(b"", &buffers)).is_none());
     runtime.close(Duration::ZERO);
     controller.close(Duration::ZERO);
 }

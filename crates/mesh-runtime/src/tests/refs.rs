@@ -39,7 +39,7 @@ fn an_owner_hears_of_a_holder_before_the_message_goes() {
     let came = Carried::append(b"", &[Carried { owner: OWNER, id: 3, ticket: 7 }]);
     let holds = runtime.came(&Frame::build_plain(header, None, b"take", &came));
     said(&agent, &mut decoder);
-    let body = Body { payload: b"", buffers: &[], refs: Some(&holds) };
+    let body = Body { refs: Some(&holds), ..Body::default() };
     let target = Target::One(RECEIVER);
     runtime.tell(&Outgoing { request: Request::CALL, target: &target, actor: 5, name: b"take", body }).unwrap();
     let frames = said(&agent, &mut decoder);

@@ -4,6 +4,7 @@
 
 use super::dice::Dice;
 use super::outbox::Outbox;
+use crate::buffer::Buffer;
 use crate::dispatch::Dispatch as _;
 use crate::message::Message;
 use crate::reactor::Reactor;
@@ -275,7 +276,7 @@ impl World {
         let cost = Refs::cost(&parts.map(<[u8]>::len));
         assert!(node.refs.reserve_now(cost));
         let holds = inner.iter().map(|one| Arc::clone(&one.hold)).collect();
-        let (kept, hold) = node.refs.keep(&parts, cost, holds).unwrap();
+        let (kept, hold) = node.refs.keep(&[Buffer::of(&parts[..1]), Buffer::of(&parts[1..])], cost, holds).unwrap();
         let inner = inner.into_iter().map(|one| one.value).collect();
         self.values.insert(kept.addr.id, Value { owner: n, cost, inner });
         self.objects[n].push(Object { hold, value: Known { kept, via: 0 } });

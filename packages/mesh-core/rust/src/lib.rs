@@ -2,6 +2,7 @@
 //!
 //! One file per concept. Each file about a process's runtime adds its methods to `Runtime` in its own `#[pymethods]` block.
 
+mod block;
 mod bypass;
 mod call;
 mod callables;
@@ -9,6 +10,7 @@ mod codes;
 mod completion;
 mod credentials;
 mod deferral;
+mod dlpack;
 mod door;
 mod errors;
 mod event_loop;
@@ -47,6 +49,8 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
+    use super::block::{PyBlock, PyBlocks};
+    #[pymodule_export]
     use super::bypass::set_bypass;
     #[pymodule_export]
     use super::call::PyCall;
@@ -62,6 +66,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::deferral::PyDeferral;
+    #[pymodule_export]
+    use super::dlpack::dlpack;
     #[pymodule_export]
     use super::door::{begin_exit, serve_to_the_end};
     #[pymodule_export]
@@ -121,6 +127,8 @@ mod _native {
     #[pymodule_export]
     use super::visits::{PyVisitEnd, jobs_of_host, visit_job};
 
+    #[pymodule_export]
+    const COPIED_BYTES: usize = super::block::COPIED;
     #[pymodule_export]
     const GUEST_MESHES: u64 = mesh_proto::GUEST_MESHES;
     #[pymodule_export]

@@ -1,5 +1,6 @@
 //! Pickled objects to be sent.
 
+use crate::block::PyBlock;
 use crate::callables::callables;
 use crate::door::outside;
 use crate::errors::OrRaise as _;
@@ -19,10 +20,53 @@ const LARGE: usize = 256 * 1024;
 /// Maximum out-of-band buffers of a message: the envelope is a part too, and a frame counts its parts in 16 bits.
 const MOST_BUFFERS: usize = u16::MAX as usize - 1;
 
+/// An out-of-band buffer of a pickled object.
+pub(crate) enum Beside {
+    One(PyBuffer<u8>),
+    Block(Py<PyBlock>),
+}
+
+impl Beside {
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(block) = object.cast::<PyBlock>() {
+            return Ok(Self::Block(block.clone().unbind()));
+        }
+        let buffer = PyBuffer::get(object)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyValueError::new_err("an out-of-band buffer must be contiguous"));
+        }
+        Ok(Self::One(buffer))
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::One(buffer) => buffer.len_bytes(),
+            Self::Block(block) => block.get().len(),
+        }
+    }
+}
+
+/// The memory of buffers: their pieces, and how many of them, in turn, each has.
+pub(crate) fn pieces(buffers: &[Beside]) -> (Vec<&[u8]>, Vec<usize>) {
+    let mut pieces = Vec::with_capacity(buffers.len());
+    let counts = buffers.iter().map(|buffer| {
+        let before = pieces.len();
+        match buffer {
+            // SAFETY: contiguous, as `Beside::of` has checked, and not used for longer than it is borrowed.
+            Beside::One(buffer) => pieces.push(unsafe { bytes_of(buffer) }),
+            Beside::Block(block) => pieces.extend(block.get().pieces()),
+        }
+        pieces.len() - before
+    });
+    let counts = counts.collect();
+    (pieces, counts)
+}
+
 /// A pickled object: its envelope, and buffers that remain the caller's memory.
 pub(crate) struct Payload<'py> {
     envelope: Bound<'py, PyBytes>,
-    buffers: Vec<PyBuffer<u8>>,
+    buffers: Vec<Beside>,
     /// The ports of calls that it contains.
     ports: Vec<Packed>,
     /// Keeps the values that its references point to; `None` without references.
@@ -40,11 +84,8 @@ impl<'py> Payload<'py> {
         let buffers = if count == 0 {
             Vec::new()
         } else {
-            buffers.try_iter()?.map(|one| PyBuffer::get(&one?)).collect::<PyResult<Vec<_>>>()?
+            buffers.try_iter()?.map(|one| Beside::of(&one?)).collect::<PyResult<Vec<_>>>()?
         };
-        if buffers.iter().any(|buffer| !buffer.is_c_contiguous()) {
-            return Err(PyValueError::new_err("an out-of-band buffer must be contiguous"));
-        }
         Ok(Self { envelope, buffers, ports: Vec::new(), refs: None })
     }
 
@@ -80,14 +121,14 @@ impl<'py> Payload<'py> {
     }
 
     /// Returns its envelope and buffers, and what keeps the values that its references point to.
-    pub(crate) fn into_parts(self) -> (Bound<'py, PyBytes>, Vec<PyBuffer<u8>>, Vec<Arc<Hold>>) {
+    pub(crate) fn into_parts(self) -> (Bound<'py, PyBytes>, Vec<Beside>, Vec<Arc<Hold>>) {
         (self.envelope, self.buffers, self.refs.unwrap_or_default())
     }
 
     /// Its size in bytes.
     pub(crate) fn len(&self) -> usize {
         let refs = Body { refs: self.refs.as_deref(), ..Body::default() }.len();
-        self.envelope.as_bytes().len() + refs + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
+        self.envelope.as_bytes().len() + refs + self.buffers.iter().map(Beside::len).sum::<usize>()
     }
 
     /// Sends it to `to` with `send`; errors name `who`.
@@ -125,9 +166,9 @@ impl<'py> Payload<'py> {
 
     /// Passes the bytes to `send`, outside the interpreter if there are many.
     pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(Body<'_>) -> T + Send) -> T {
-        // SAFETY: the buffers are contiguous, checked above, and are not used beyond this function.
-        let buffers: Vec<&[u8]> = self.buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect();
-        let body = Body { payload: self.envelope.as_bytes(), buffers: &buffers, refs: self.refs.as_deref() };
-        if buffers.iter().map(|b| b.len()).sum::<usize>() >= LARGE { outside(py, || send(body)) } else { send(body) }
+        let (pieces, counts) = pieces(&self.buffers);
+        let payload = self.envelope.as_bytes();
+        let body = Body { payload, buffers: &pieces, joined: &counts, refs: self.refs.as_deref() };
+        if pieces.iter().map(|piece| piece.len()).sum::<usize>() >= LARGE { outside(py, || send(body)) } else { send(body) }
     }
 }

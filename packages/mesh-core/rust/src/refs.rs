@@ -6,15 +6,14 @@ use crate::completion::PyCompletion;
 use crate::door::leave;
 use crate::errors::OrRaise as _;
 use crate::lost::PyLost;
-use crate::memory::{bytes_of, fill_view};
+use crate::memory::fill_view;
 use crate::message::PyMessage;
 use crate::packing::{Packing, Packs, pack_ref};
-use crate::payload::Payload;
+use crate::payload::{Beside, Payload, pieces};
 use crate::runtime::PyRuntime;
 use bytes::Bytes;
 use mesh_proto::{ProcAddr, SharedRef, Target};
-use mesh_runtime::{Hold, Kept, Opened, RefAddr, Refs, Runtime, View, pack};
-use pyo3::buffer::PyBuffer;
+use mesh_runtime::{Buffer, Hold, Kept, Opened, RefAddr, Refs, Runtime, View, pack};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -193,7 +192,7 @@ fn packed(bytes: Bytes) -> PyResult<View> {
 pub(crate) struct PyPutting {
     runtime: Arc<Runtime>,
     envelope: Py<PyBytes>,
-    buffers: Mutex<Vec<PyBuffer<u8>>>,
+    buffers: Mutex<Vec<Beside>>,
     inner: Mutex<Vec<Arc<Hold>>>,
     lens: Vec<usize>,
     cost: u64,
@@ -248,9 +247,15 @@ impl PyPutting {
         }
         let buffers = std::mem::take(&mut *self.buffers.lock().unwrap_or_else(PoisonError::into_inner));
         let inner = std::mem::take(&mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut parts = vec![self.envelope.as_bytes(py)];
-        // SAFETY: `Payload` has checked that the buffers are contiguous, and they live until this function ends.
-        parts.extend(buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }));
+        let (pieces, counts) = pieces(&buffers);
+        let envelope = [self.envelope.as_bytes(py)];
+        let mut parts = vec![Buffer::of(&envelope)];
+        let mut rest = &pieces[..];
+        for count in counts {
+            let (part, others) = rest.split_at(count);
+            parts.push(Buffer::of(part));
+            rest = others;
+        }
         let runtime = Arc::clone(&self.runtime);
         if self.is_small() {
             return Ok(PyKept { place: Place::Small(runtime.new_id(), pack(&parts)), runtime });
@@ -267,7 +272,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     runtime.original().or_raise(py)?;
     let (envelope, buffers, inner) = Payload::dump_kept(value, "the value")?.into_parts();
     let lens: Vec<usize> =
-        std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(|buffer| buffer.len_bytes())).collect();
+        std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(Beside::len)).collect();
     let small = inner.is_empty() && lens.iter().sum::<usize>() <= SMALL;
     let cost = if small { 0 } else { Refs::cost(&lens) };
     let budget = runtime.refs().budget();

@@ -6,9 +6,12 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar, final, overload
 from mesh_core._common.codes import FailureKind, HostState, MessageKind, Question, Request, Undelivered
 
 __all__ = [
+    "COPIED_BYTES",
     "GUEST_MESHES",
     "HOST_MESHES",
     "LONGEST_REASON",
+    "Block",
+    "Blocks",
     "Call",
     "ClockStop",
     "Completion",
@@ -60,6 +63,7 @@ __all__ = [
     "die_with_parent",
     "dismiss",
     "displace_host",
+    "dlpack",
     "exit_with",
     "filter_calls",
     "flush_stdio",
@@ -278,6 +282,17 @@ class Waker:
 @final
 class Part:
     def __len__(self) -> int: ...
+
+@final
+class Block:
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Blocks:
+    def __new__(cls, joined: bool) -> Blocks: ...
+    def put_memory(self, address: int, nbytes: int, owner: object) -> tuple[bytes | Block, int]: ...
+    def put_array(self, array: object) -> tuple[bytes | Block, int]: ...
 
 @final
 class Message:
@@ -559,10 +574,14 @@ def locate(at: Runtime, mesh: int, rank: int, host: int) -> tuple[int, int, int]
 def seat(at: Runtime, mesh: int, rank: int, host: int) -> tuple[int, int, int]: ...
 def incarnation(at: Runtime, mesh: int, rank: int) -> int: ...
 def let_in(runtime: Runtime, link: int, number: int, pid: int) -> tuple[int, str]: ...
+def dlpack(
+    data: object, at: int, kind: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+) -> object: ...
 def dismiss(runtime: Runtime, number: int) -> None: ...
 def leave_job(runtime: Runtime, limit: float) -> None: ...
 def has_lost_job(runtime: Runtime) -> bool: ...
 
+COPIED_BYTES: int
 GUEST_MESHES: int
 LONGEST_REASON: int
 HOST_MESHES: int

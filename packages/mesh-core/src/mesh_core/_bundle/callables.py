@@ -13,7 +13,7 @@ from mesh_core._common.context import current_instance
 from mesh_core._common.current import current
 from mesh_core._common.errors import AuthenticationError, MeshError, of_native
 from mesh_core._native import hold
-from mesh_core._serialize import dumps, loads
+from mesh_core._serialize import dump_message, loads
 
 # The modules imported inside these functions are imported when first needed, not with mesh_core.
 
@@ -79,7 +79,7 @@ def hand_over() -> None:
     """Give the native layer the functions it calls, and the enums whose members it returns."""
     hold(
         {
-            "dumps": dumps,
+            "dumps": dump_message,
             "loads": loads,
             "plain_loads": plain_loads,
             "arrive": _arrive,

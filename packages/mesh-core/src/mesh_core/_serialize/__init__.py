@@ -33,7 +33,9 @@ from mesh_core._serialize.pickle import dump_by_value, dump_stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["OUT_OF_BAND_BYTES", "dumps", "explain_load_failure", "loads"]
+    from mesh_core._native import Block
+
+__all__ = ["OUT_OF_BAND_BYTES", "dump_message", "dumps", "explain_load_failure", "loads"]
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 _all_atoms = _ATOMS.issuperset
@@ -57,11 +59,21 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
     >>> len(data) < 100, [buffer.nbytes for buffer in buffers]
     (True, [1000000])
     """
+    data, buffers = _dumped(obj, root, joined=False)
+    return data, [memoryview(buffer) for buffer in buffers]
+
+
+def dump_message(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryview | Block]]:
+    """Like :func:`dumps`, for the native layer: small tensors and arrays lie side by side, in blocks that it sends as they are."""
+    return _dumped(obj, root, joined=True)
+
+
+def _dumped(obj: object, root: str | None, *, joined: bool) -> tuple[bytes, list[memoryview | Block]]:
     if _is_plain(obj):
         return _c_dumps(obj, 5), []
     try:
-        found = dump_stream(obj)
-        return dump_by_value(obj) if found is None else found
+        found = dump_stream(obj, joined=joined)
+        return dump_by_value(obj, joined=joined) if found is None else found
     except (MemoryError, MeshError):
         # A reducer that refuses an object explains why itself.
         raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from _pickle import PickleBuffer
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._serialize.memory import carry
-from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
+from mesh_core._native import COPIED_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NAMED_KINDS = frozenset("biufcSU")
 
 
-def reduce_array(array: Any) -> Any:
+def reduce_array(put: Callable[[Any], tuple[Any, int]], array: Any) -> Any:
     """Send an array's elements without a copy if they are contiguous, in C or Fortran order.
 
     Only for `numpy.ndarray` itself, not its subclasses. Arrays of Python objects, and those whose elements
@@ -26,22 +26,31 @@ def reduce_array(array: Any) -> Any:
     if dtype.hasobject or dtype.kind == "T":
         return array.__reduce_ex__(5)
     flags = array.flags
-    order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
-    data: PickleBuffer | bytearray
-    if array.nbytes < OUT_OF_BAND_BYTES:
-        data = bytearray(array.tobytes(order))
+    if flags.c_contiguous:
+        order, together = "C", array
+    elif flags.f_contiguous:
+        order, together = "F", array
     else:
         # Only the elements of a strided view are copied and sent, not what lies between them.
-        together = array if flags.forc else array.copy(order="C")
-        if together.flags.writeable:
-            data = PickleBuffer(together)
-        else:
-            data = carry(together.__array_interface__["data"][0], together.nbytes, together)
+        order, together = "C", array.copy(order="C")
+    data, at = put(together)
     named = dtype.kind in _NAMED_KINDS and dtype.metadata is None
-    return rebuild_array, (data, dtype.str if named else dtype, array.shape, order)
+    return rebuild_array, (data, at, _name_of(dtype) if named else dtype, array.shape, order)
 
 
-def rebuild_array(data: Buffer, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
-    """Create the array on ``data`` without a copy; writable if ``data`` is."""
-    numpy = importlib.import_module("numpy")
-    return numpy.ndarray(shape, dtype, buffer=data, order=order)
+def rebuild_array(data: Buffer, at: int, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
+    """Create the array on its memory in ``data``, writable if that is, or on a copy if it is small."""
+    array = _ndarray()(shape, dtype, data, at, None, order)
+    return array.copy("K") if type(data) is bytes or array.nbytes < COPIED_BYTES else array
+
+
+@cache
+def _ndarray() -> Callable[..., Any]:
+    array: Callable[..., Any] = importlib.import_module("numpy").ndarray
+    return array
+
+
+@lru_cache(maxsize=256)
+def _name_of(dtype: Any) -> str:
+    """Return the short string of a dtype. One object, which a pickle contains only once."""
+    return str(dtype.str)

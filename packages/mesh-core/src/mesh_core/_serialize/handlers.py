@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+from mesh_core._native import Block
 from mesh_core._serialize.arrays import reduce_array
 from mesh_core._serialize.frames import reduce_frame, reduce_table
 from mesh_core._serialize.memory import reduce_memoryview
-from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
-from mesh_core._serialize.tensors import reduce_parameter, reduce_tensor
+from mesh_core._serialize.stream import OUT_OF_BAND_BYTES, Stream
+from mesh_core._serialize.tensors import kinds_of, reduce_parameter, reduce_tensor
 
 __all__ = ["OUT_OF_BAND_BYTES", "NoHandlerError", "Reducer", "Registered", "handlers", "registered"]
 
@@ -41,8 +42,8 @@ def registered() -> Registered:
     return Registered()
 
 
-def handlers() -> dict[type, Reducer]:
-    """Return the reducer of each exact type that has one.
+def handlers(stream: Stream) -> dict[type, Reducer]:
+    """Return the reducer of each exact type that has one, for one message.
 
     Called for each message, because numpy and torch are not imported here but may be at any time. A module
     that another thread is still importing may lack the names looked for here.
@@ -50,13 +51,17 @@ def handlers() -> dict[type, Reducer]:
     found: dict[type, Reducer] = {memoryview: reduce_memoryview}
     modules = sys.modules
     numpy: Any = modules.get("numpy")
-    if numpy is not None and (array := getattr(numpy, "ndarray", None)) is not None:
-        found[array] = reduce_array
     torch: Any = modules.get("torch")
-    if torch is not None and (tensor := getattr(torch, "Tensor", None)) is not None:
-        found[tensor] = reduce_tensor
-        if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
-            found[parameter] = reduce_parameter
+    if numpy is not None or torch is not None:
+        blocks = stream.blocks()
+        found[Block] = stream.reduce_block
+        if numpy is not None and (array := getattr(numpy, "ndarray", None)) is not None:
+            found[array] = partial(reduce_array, blocks.put_array)
+        if torch is not None and (tensor := getattr(torch, "Tensor", None)) is not None:
+            about = blocks.put_memory, torch, kinds_of(torch)
+            found[tensor] = partial(reduce_tensor, *about)
+            if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
+                found[parameter] = partial(reduce_parameter, *about)
     polars: Any = modules.get("polars")
     if polars is not None and (frame := getattr(polars, "DataFrame", None)) is not None:
         found[frame] = reduce_frame

@@ -1,9 +1,8 @@
-"""Raw memory: views of an address, and memoryviews as values."""
+"""Raw memory: memoryviews as values."""
 
 from __future__ import annotations
 
 from _pickle import PickleBuffer
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
@@ -13,30 +12,6 @@ if TYPE_CHECKING:
 
 # The formats that `memoryview.cast` can restore; "c" is a byte, too.
 _FORMATS = frozenset("cbB?hHiIlLqQnNfdP")
-
-
-def carry(address: int, nbytes: int, owner: object) -> PickleBuffer | bytearray:
-    """Return ``nbytes`` at ``address`` in a form to pickle: a buffer if large, a copy if small.
-
-    ``owner`` keeps the memory alive, and lives as long as the buffer does. The view is always writable, so that
-    what is rebuilt from it is writable as well; nothing here writes to it.
-    """
-    import ctypes
-
-    if nbytes < OUT_OF_BAND_BYTES:
-        return bytearray(ctypes.string_at(address, nbytes))
-    # ctypes instances accept attributes; the consumers of a buffer hold the instance, and so the owner.
-    memory: Any = _block(nbytes).from_address(address)
-    memory.owner = owner
-    return PickleBuffer(memory)
-
-
-@lru_cache(maxsize=64)
-def _block(nbytes: int) -> Any:
-    """Return the ctypes array type of a size. Cached: creating one costs more than using it, and sizes repeat."""
-    import ctypes
-
-    return ctypes.c_ubyte * nbytes
 
 
 def reduce_memoryview(view: memoryview) -> tuple[Any, ...]:

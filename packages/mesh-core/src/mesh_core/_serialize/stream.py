@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from _pickle import PickleBuffer
+from typing import Any
+
+from mesh_core._native import Block, Blocks
 
 # From this size on, the C pickler passes the payload of bytes and bytearrays to the file as the very object
 # being pickled, right after a chunk that ends with its header (CPython's FRAME_SIZE_TARGET).
 LIFTED_BYTES = 64 * 1024
-# Smaller data of other kinds is cheaper to carry in the stream.
+# Smaller data of other kinds is cheaper to carry in the stream, unless there is much of it: see the native `Blocks`.
 OUT_OF_BAND_BYTES = 16 * 1024
 
 _PROTO = 0x80
@@ -26,13 +29,17 @@ class Stream:
 
     The pickler needs only :meth:`write`, as its file, and :meth:`keep`, as its ``buffer_callback``. An object
     whose payload was lifted out is still memoised by the pickler, so a second occurrence refers to it.
+
+    ``joined``: whether small data of tensors and arrays is laid side by side in blocks, which only the native layer sends.
     """
 
-    __slots__ = ("_chunks", "buffers")
+    __slots__ = ("_chunks", "_joined", "_mark", "buffers")
 
-    def __init__(self) -> None:
+    def __init__(self, *, joined: bool) -> None:
         self._chunks: list[bytes] = []
-        self.buffers: list[memoryview] = []
+        self._joined = joined
+        self._mark: PickleBuffer | None = None
+        self.buffers: list[memoryview | Block] = []
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
         """Take what the pickler flushes: a run of opcodes, or one large payload."""
@@ -50,6 +57,8 @@ class Stream:
 
     def keep(self, buffer: PickleBuffer) -> bool:
         """Take a buffer out of band, or return true to have the pickler write it into the stream."""
+        if buffer is self._mark:
+            return False
         try:
             view = buffer.raw()
         except BufferError:
@@ -58,6 +67,18 @@ class Stream:
             return True
         self.buffers.append(view)
         return False
+
+    def blocks(self) -> Blocks:
+        """Return what takes the data of tensors and arrays."""
+        return Blocks(self._joined)
+
+    def reduce_block(self, block: Block) -> Any:
+        """Send a block beside the stream, once. More will be laid into it while the rest of the message is pickled."""
+        self.buffers.append(block)
+        if self._mark is None:
+            # Stands for the block, which cannot be read yet. Writable, or the block would arrive as read-only.
+            self._mark = PickleBuffer(bytearray())
+        return memoryview, (self._mark,)
 
     def part0(self) -> bytes:
         """Return the stream."""

@@ -7,57 +7,110 @@ Not preserved: the autograd graph, so a tensor computed from others arrives as a
 no gradient; `.grad`; hooks; and the device. Messages are in host memory: an accelerator's tensor is copied to the
 host and arrives on the CPU; the receiver may move it. Two tensors that share memory arrive with separate memory;
 a tensor that occurs twice arrives as one tensor.
+
+A message may have tens of thousands of tensors, so each costs few steps in Python, and none goes through torch's
+dispatcher unless its elements have to be brought together.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
+import math
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._serialize.memory import carry
+from mesh_core._native import COPIED_BYTES, dlpack
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+Put = Callable[[int, int, object], tuple[Any, int]]
+"""Puts memory into the message: its address, length and owner. Returns where: the bytes, or a block and the place in it."""
 
-def reduce_tensor(tensor: Any) -> Any:
+# DLPack's codes of the dtypes that every release of torch takes from it, each with its bits in the lower byte.
+_SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = (code << 8 for code in (0, 1, 2, 4, 5, 6))
+_CODES = {
+    "bool": _BOOL | 8,
+    "uint8": _UNSIGNED | 8,
+    "int8": _SIGNED | 8,
+    "int16": _SIGNED | 16,
+    "int32": _SIGNED | 32,
+    "int64": _SIGNED | 64,
+    "float16": _FLOAT | 16,
+    "float32": _FLOAT | 32,
+    "float64": _FLOAT | 64,
+    "bfloat16": _BFLOAT | 16,
+    "complex64": _COMPLEX | 64,
+    "complex128": _COMPLEX | 128,
+}
+
+
+def kinds_of(torch: Any) -> dict[Any, int]:
+    """Return the codes of dtypes; empty as long as another thread imports torch."""
+    return {} if (last := getattr(torch, "complex128", None)) is None else _kinds(torch, last)
+
+
+@cache
+def _kinds(torch: Any, _last: Any) -> dict[Any, int]:
+    return {getattr(torch, name): code for name, code in _CODES.items()}
+
+
+def reduce_tensor(put: Put, torch: Any, kinds: dict[Any, int], tensor: Any) -> Any:
     """Send a strided tensor's elements; sparse, quantized and meta tensors are pickled by torch."""
-    torch: Any = sys.modules["torch"]
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        return tensor.__reduce_ex__(5)
-    requires_grad = tensor.requires_grad and tensor.is_leaf
-    return _reduced(rebuild_tensor, tensor, (*_elements(tensor), requires_grad))
+    kind = kinds.get(tensor.dtype)
+    if (
+        kind is None
+        or tensor.layout is not torch.strided
+        or not tensor.is_cpu
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+        or tensor.is_conj()
+    ):
+        return _reduce_other(put, torch, kinds, tensor, rebuild_tensor, tensor.requires_grad and tensor.is_leaf)
+    size = tensor.nbytes
+    # Another thread may give the tensor other memory, which the alias does not follow.
+    data, at = put(tensor.data_ptr(), size, tensor if size < COPIED_BYTES else tensor.detach())
+    if tensor.requires_grad and tensor.is_leaf:
+        arguments: tuple[Any, ...] = data, at, kind, tuple(tensor.shape), None, True
+    else:
+        arguments = data, at, kind, tuple(tensor.shape)
+    if attributes := tensor.__dict__:
+        return rebuild_tensor, arguments, dict(attributes), None, None, set_attributes
+    return rebuild_tensor, arguments
 
 
-def reduce_parameter(parameter: Any) -> Any:
+def reduce_parameter(put: Put, torch: Any, kinds: dict[Any, int], parameter: Any) -> Any:
     """Send a parameter like a tensor; it arrives as a parameter."""
-    torch: Any = sys.modules["torch"]
-    if parameter.layout is not torch.strided or parameter.is_quantized or parameter.device.type == "meta":
-        return parameter.__reduce_ex__(5)
-    return _reduced(rebuild_parameter, parameter, (*_elements(parameter), parameter.requires_grad))
+    return _reduce_other(put, torch, kinds, parameter, rebuild_parameter, parameter.requires_grad)
 
 
 def rebuild_tensor(
-    data: Buffer, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...] | None, requires_grad: bool
+    data: Buffer,
+    at: int,
+    kind: int | str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+    requires_grad: bool = False,
 ) -> Any:
-    """Create the tensor on ``data``, which it keeps alive."""
-    torch: Any = importlib.import_module("torch")
-    kind = getattr(torch, dtype)
-    # torch rejects an empty buffer.
-    flat = torch.frombuffer(data, dtype=kind) if 0 not in shape else torch.empty(0, dtype=kind)
-    tensor = flat.view(shape)
-    if axes is not None:
-        tensor = tensor.permute(axes)
+    """Create the tensor on its memory in ``data``, which it keeps alive, or on a copy if it is small."""
+    if type(kind) is int:
+        tensor = _of_dlpack()(dlpack(data, at, kind, shape, strides))
+    else:
+        tensor = _of_buffer(data, at, str(kind), shape, strides)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
 def rebuild_parameter(
-    data: Buffer, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...] | None, requires_grad: bool
+    data: Buffer,
+    at: int,
+    kind: int | str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    requires_grad: bool,
 ) -> Any:
-    """Create a parameter on ``data``."""
-    torch: Any = importlib.import_module("torch")
-    return torch.nn.Parameter(rebuild_tensor(data, dtype, shape, axes, False), requires_grad)
+    """Create a parameter on its memory in ``data``."""
+    return _parameter()(rebuild_tensor(data, at, kind, shape, strides), requires_grad)
 
 
 def set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
@@ -65,28 +118,61 @@ def set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
     tensor.__dict__.update(attributes)
 
 
-def _elements(tensor: Any) -> tuple[Any, str, tuple[int, ...], tuple[int, ...] | None]:
-    """Return a tensor's memory, dtype, shape in memory order, and the permutation from that to its own shape."""
-    value = tensor.detach()
-    if value.device.type != "cpu":
-        value = value.cpu()
-    value = value.resolve_conj().resolve_neg()
-    axes: tuple[int, ...] | None = None
-    if not value.is_contiguous():
-        strides = value.stride()
-        outer_first = sorted(range(value.dim()), key=strides.__getitem__, reverse=True)
-        permuted = value.permute(outer_first)
-        if permuted.is_contiguous():
-            # A transposed or channels-last tensor: its elements are contiguous, in another order.
-            value = permuted
-            axes = tuple(sorted(range(len(outer_first)), key=outer_first.__getitem__))
-        else:
-            value = value.contiguous()
-    data = carry(value.data_ptr(), value.numel() * value.element_size(), value)
-    return data, str(value.dtype).removeprefix("torch."), tuple(value.shape), axes
+@cache
+def _of_dlpack() -> Callable[[object], Any]:
+    function: Callable[[object], Any] = importlib.import_module("torch.utils.dlpack").from_dlpack
+    return function
 
 
-def _reduced(rebuild: Any, tensor: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+@cache
+def _parameter() -> Callable[[Any, bool], Any]:
+    parameter: Callable[[Any, bool], Any] = importlib.import_module("torch.nn").Parameter
+    return parameter
+
+
+def _of_buffer(
+    data: Buffer, at: int, kind: str, shape: tuple[int, ...], strides: tuple[int, ...] | None
+) -> Any:
+    """Create a tensor of a dtype that not every release of torch takes from DLPack."""
+    torch: Any = importlib.import_module("torch")
+    dtype = getattr(torch, kind)
+    count = math.prod(shape)
+    if not count:
+        # torch rejects an empty buffer.
+        return torch.empty(shape, dtype=dtype)
+    size = count * dtype.itemsize
+    if type(data) is bytes or size < COPIED_BYTES:
+        data, at = bytearray(memoryview(data)[at : at + size]), 0
+    flat = torch.frombuffer(data, dtype=dtype, count=count, offset=at)
+    return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+
+
+def _reduce_other(
+    put: Put, torch: Any, kinds: dict[Any, int], tensor: Any, rebuild: Any, requires_grad: bool
+) -> Any:
+    """Send any tensor, or a parameter."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        return tensor.__reduce_ex__(5)
+    value, strides = _together(tensor)
+    kind = kinds.get(value.dtype) or str(value.dtype).removeprefix("torch.")
+    data, at = put(value.data_ptr(), value.nbytes, value)
+    arguments = data, at, kind, tuple(value.shape), strides, requires_grad
     if attributes := tensor.__dict__:
         return rebuild, arguments, dict(attributes), None, None, set_attributes
     return rebuild, arguments
+
+
+def _together(tensor: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Return a tensor whose elements lie together in host memory, and its strides unless it is contiguous."""
+    value = tensor.detach()
+    if not value.is_cpu:
+        value = value.cpu()
+    value = value.resolve_conj().resolve_neg()
+    if value.is_contiguous():
+        return value, None
+    strides = value.stride()
+    outer_first = sorted(range(value.dim()), key=strides.__getitem__, reverse=True)
+    if value.permute(outer_first).is_contiguous():
+        # A transposed or channels-last tensor: its elements are contiguous, in another order.
+        return value, strides
+    return value.contiguous(), None
