@@ -349,3 +349,22 @@ impl Runtime {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_buffers_become_one_part_each_and_count_with_what_lies_between() {
+        let buffers: [&[u8]; 5] = [b"alone", b"a", b"bc", b"def", b"last"];
+        let parts = |joined: &[usize]| -> Vec<Vec<u8>> {
+            let body = Body { payload: b"envelope", buffers: &buffers, joined, refs: None };
+            assert_eq!(body.len(), 8 + body.parts().map(Buffer::len).sum::<usize>());
+            body.parts().map(|part| part.to_bytes().to_vec()).collect()
+        };
+        assert_eq!(parts(&[]), buffers.map(<[u8]>::to_vec));
+        let found = parts(&[1, 3, 1]);
+        assert_eq!((&found[0][..], &found[2][..]), (&b"alone"[..], &b"last"[..]));
+        assert_eq!((found[1].len(), found[1][0], &found[1][64..66], &found[1][128..]), (131, b'a', &b"bc"[..], &b"def"[..]));
+    }
+}

@@ -1,6 +1,7 @@
 //! Shared memory: who may write when, and that all of it is returned.
 
 use super::{SOON, procs};
+use crate::buffer::Buffer;
 use crate::shm::{Memory, SharedPart};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, SharedRef, Sharing, Target};
 use std::sync::Arc;
@@ -44,6 +45,23 @@ fn a_chunk_is_used_again_once_its_receiver_lets_go() {
     let again: Vec<SharedRef> = (0..200).map_while(|_| owner.put(&data, &Target::One(TO), 0)).collect();
     assert!(again.iter().any(|at| (at.slab, at.chunk) == (first.slab, first.chunk)), "never used again");
     assert!(owner.bytes() >= bytes);
+}
+
+#[test]
+fn many_pieces_share_a_chunk_and_go_back_with_it() {
+    let (owner, receiver) = memories();
+    let pieces: Vec<Vec<u8>> = (0..200_u8).map(|i| vec![i; 400 + usize::from(i)]).collect();
+    let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+    let buffer = Buffer::of(&pieces);
+    let mut bytes = None;
+    for _ in 0..100 {
+        let at = owner.put_buffer(buffer, &Target::One(TO), 0).unwrap();
+        let part = receiver.open(&at, buffer.len() as u64, true).unwrap();
+        let whole = read(&part);
+        assert!(buffer.pieces().all(|(at, piece)| whole[at..at + piece.len()] == *piece));
+        drop(part);
+        assert_eq!(*bytes.get_or_insert(owner.bytes()), owner.bytes(), "it is used again");
+    }
 }
 
 #[test]

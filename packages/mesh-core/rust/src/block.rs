@@ -16,10 +16,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Shorter data is copied: into its block at once, so that its owner need not be kept, and out of it on arrival.
 pub(crate) const COPIED: usize = 4 * 1024;
-/// Data of less than this, and of a message that is sent no more than this in all, travels in the pickle.
+/// Data of less than this, and of a message that Mesh sends no more than this in all, travels in the pickle.
 const IN_BAND: usize = 16 * 1024;
-/// From this length on, data of a message is a part of its own.
-const ALONE: usize = 64 * 1024;
 /// The length of a block, unless its only piece is longer.
 const BLOCK: usize = 256 * 1024;
 
@@ -207,10 +205,11 @@ impl PyBlocks {
 
 #[pymethods]
 impl PyBlocks {
-    /// `joined`: whether small data is laid side by side, for a message that Mesh sends itself.
+    /// `joined`: whether small data is laid side by side, for a message that Mesh sends itself. Data of `alone` bytes and more
+    /// has a block of its own.
     #[new]
-    fn new(joined: bool) -> Self {
-        let (left, alone) = if joined { (IN_BAND, ALONE) } else { (usize::MAX, IN_BAND) };
+    fn new(joined: bool, alone: usize) -> Self {
+        let left = if joined { IN_BAND } else { usize::MAX };
         Self { state: Mutex::new(State { left, last: None }), alone }
     }
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mesh_core._serialize import dumps, loads
+from mesh_core._common.errors import MeshError
+from mesh_core._serialize import dump_message, dumps, loads
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: mesh-core does without")
 
@@ -16,8 +17,14 @@ BIG = 20_000
 
 
 def arrive(obj: object) -> Any:
+    """Send ``obj`` as the native layer does, among so much that nothing travels in the stream; then alone, as others do."""
+    much = [torch.zeros(3000) for _ in range(6)]
+    data, buffers = dump_message([much, obj])
+    among = loads(data, [bytearray(buffer) for buffer in buffers])
+    assert all(torch.equal(each, torch.zeros(3000)) for each in among[0])
     data, buffers = dumps(obj)
-    return loads(data, [bytearray(buffer) for buffer in buffers])
+    loads(data, [bytearray(buffer) for buffer in buffers])
+    return among[1]
 
 
 @pytest.mark.parametrize(
@@ -165,3 +172,57 @@ def test_a_device_tensor_arrives_on_the_cpu() -> None:
         assert result.device.type == "cpu"
         assert result.requires_grad
         assert result.sum().item() == size
+
+
+def test_little_travels_in_the_stream_and_much_in_blocks() -> None:
+    tensors = [torch.full((number % 300 + 1,), number) for number in range(5000)]
+    data, buffers = dump_message(tensors)
+    sizes = [memoryview(buffer).nbytes for buffer in buffers]
+    assert 16_000 < sum(each.nbytes for each in tensors) - sum(sizes) <= 16 * 1024
+    assert all(200 * 1024 < size <= 256 * 1024 for size in sizes[:-1])
+    assert len(data) < 16 * 1024 + 40 * len(tensors)
+    assert dump_message(tensors[:60])[1] == [], "a small message has no parts"
+    # Others keep each large one as it is, and the rest in the stream.
+    assert [buffer.nbytes for buffer in dumps([*tensors, torch.zeros(4096)])[1]] == [16 * 1024]
+
+
+def test_tensors_of_a_block_have_memory_of_their_own() -> None:
+    tensors = [torch.full((2000,), float(number)) for number in range(100)]
+    data, buffers = dump_message(tensors)
+    parts = [bytearray(buffer) for buffer in buffers]
+    found: Any = loads(data, parts)
+    del parts
+    assert {each.untyped_storage().nbytes() for each in found} == {8000}
+    versions = [each._version for each in found]
+    found[50].zero_()
+    assert [each._version for each in found][:50] == versions[:50]
+    assert [each.sum().item() for each in found[48:52]] == [96_000, 98_000, 0, 102_000]
+    found[51].requires_grad_().sum().backward()
+    assert not found[52].requires_grad
+
+
+def test_small_tensors_are_read_when_they_are_pickled_and_large_ones_when_they_are_sent() -> None:
+    small, large = torch.zeros(10), torch.zeros(3000)
+    data, buffers = dump_message([torch.zeros(4000), small, large, large.clone()])
+    small.fill_(1)
+    large.fill_(1)
+    found: Any = loads(data, [bytearray(buffer) for buffer in buffers])
+    assert (found[1].sum().item(), found[2].sum().item()) == (0, 3000)
+
+
+def test_a_tensor_that_gets_other_memory_is_sent_as_it_was() -> None:
+    tensor = torch.ones(3000)
+    data, buffers = dump_message([torch.zeros(4000), tensor])
+    tensor.data = torch.full((3000,), 2.0)
+    junk = [torch.full((3000,), 3.0) for _ in range(50)]
+    found: Any = loads(data, [bytearray(buffer) for buffer in buffers])
+    assert found[1].unique().tolist() == [1]
+    del junk
+
+
+def test_damaged_messages_read_nothing_else() -> None:
+    data, buffers = dump_message([torch.zeros(4000), *(torch.full((2000,), 1.5) for _ in range(10))])
+    part = bytearray(buffers[0])
+    for short in (b"", part[:100], part[:-1]):
+        with pytest.raises(MeshError, match="its elements are not in the message"):
+            loads(data, [bytearray(short), *buffers[1:]])

@@ -59,21 +59,21 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
     >>> len(data) < 100, [buffer.nbytes for buffer in buffers]
     (True, [1000000])
     """
-    data, buffers = _dumped(obj, root, joined=False)
+    if _is_plain(obj):
+        return _c_dumps(obj, 5), []
+    data, buffers = _dumped(obj, root, False)
     return data, [memoryview(buffer) for buffer in buffers]
 
 
 def dump_message(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryview | Block]]:
     """Like :func:`dumps`, for the native layer: small tensors and arrays lie side by side, in blocks that it sends as they are."""
-    return _dumped(obj, root, joined=True)
+    return (_c_dumps(obj, 5), []) if _is_plain(obj) else _dumped(obj, root, True)
 
 
-def _dumped(obj: object, root: str | None, *, joined: bool) -> tuple[bytes, list[memoryview | Block]]:
-    if _is_plain(obj):
-        return _c_dumps(obj, 5), []
+def _dumped(obj: object, root: str | None, joined: bool) -> tuple[bytes, list[memoryview | Block]]:
     try:
-        found = dump_stream(obj, joined=joined)
-        return dump_by_value(obj, joined=joined) if found is None else found
+        found = dump_stream(obj, joined)
+        return dump_by_value(obj, joined) if found is None else found
     except (MemoryError, MeshError):
         # A reducer that refuses an object explains why itself.
         raise

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from _pickle import PickleBuffer
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._native import COPIED_BYTES
+from mesh_core._serialize.stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 _NAMED_KINDS = frozenset("biufcSU")
 
 
-def reduce_array(put: Callable[[Any], tuple[Any, int]], array: Any) -> Any:
+def reduce_array(stream: Stream, array: Any) -> Any:
     """Send an array's elements without a copy if they are contiguous, in C or Fortran order.
 
     Only for `numpy.ndarray` itself, not its subclasses. Arrays of Python objects, and those whose elements
@@ -33,8 +35,12 @@ def reduce_array(put: Callable[[Any], tuple[Any, int]], array: Any) -> Any:
     else:
         # Only the elements of a strided view are copied and sent, not what lies between them.
         order, together = "C", array.copy(order="C")
-    data, at = put(together)
     named = dtype.kind in _NAMED_KINDS and dtype.metadata is None
+    data: Any
+    if named and array.nbytes >= stream.alone and together.flags.writeable:
+        data, at = PickleBuffer(together), 0
+    else:
+        data, at = (stream.blocks or stream.begin_blocks()).put_array(together)
     return rebuild_array, (data, at, _name_of(dtype) if named else dtype, array.shape, order)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
+from types import MethodType
 from typing import Any
 
 from mesh_core._native import Block
@@ -12,9 +13,9 @@ from mesh_core._serialize.arrays import reduce_array
 from mesh_core._serialize.frames import reduce_frame, reduce_table
 from mesh_core._serialize.memory import reduce_memoryview
 from mesh_core._serialize.stream import OUT_OF_BAND_BYTES, Stream
-from mesh_core._serialize.tensors import kinds_of, reduce_parameter, reduce_tensor
+from mesh_core._serialize.tensors import reduce_parameter, reduce_tensor
 
-__all__ = ["OUT_OF_BAND_BYTES", "NoHandlerError", "Reducer", "Registered", "handlers", "registered"]
+__all__ = ["OUT_OF_BAND_BYTES", "NoHandlerError", "Reducer", "Registered", "add_handlers", "registered"]
 
 Reducer = Callable[[Any], Any]
 
@@ -42,26 +43,24 @@ def registered() -> Registered:
     return Registered()
 
 
-def handlers(stream: Stream) -> dict[type, Reducer]:
-    """Return the reducer of each exact type that has one, for one message.
+def add_handlers(found: dict[type, Reducer], stream: Stream) -> None:
+    """Add the reducer of each exact type that has one to those of a message.
 
     Called for each message, because numpy and torch are not imported here but may be at any time. A module
     that another thread is still importing may lack the names looked for here.
     """
-    found: dict[type, Reducer] = {memoryview: reduce_memoryview}
+    found[memoryview] = reduce_memoryview
     modules = sys.modules
     numpy: Any = modules.get("numpy")
-    torch: Any = modules.get("torch")
-    if numpy is not None or torch is not None:
-        blocks = stream.blocks()
+    if numpy is not None and (array := getattr(numpy, "ndarray", None)) is not None:
+        found[array] = MethodType(reduce_array, stream)
         found[Block] = stream.reduce_block
-        if numpy is not None and (array := getattr(numpy, "ndarray", None)) is not None:
-            found[array] = partial(reduce_array, blocks.put_array)
-        if torch is not None and (tensor := getattr(torch, "Tensor", None)) is not None:
-            about = blocks.put_memory, torch, kinds_of(torch)
-            found[tensor] = partial(reduce_tensor, *about)
-            if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
-                found[parameter] = partial(reduce_parameter, *about)
+    torch: Any = modules.get("torch")
+    if torch is not None and (tensor := getattr(torch, "Tensor", None)) is not None:
+        found[tensor] = MethodType(reduce_tensor, stream)
+        found[Block] = stream.reduce_block
+        if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
+            found[parameter] = MethodType(reduce_parameter, stream)
     polars: Any = modules.get("polars")
     if polars is not None and (frame := getattr(polars, "DataFrame", None)) is not None:
         found[frame] = reduce_frame
@@ -72,4 +71,3 @@ def handlers(stream: Stream) -> dict[type, Reducer]:
             found[table] = reduce_table
     if reducers := registered().reducers:
         found.update(reducers)
-    return found

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from mesh_core._common.errors import Unsendable
 from mesh_core._native import Block
-from mesh_core._serialize.handlers import handlers
+from mesh_core._serialize.handlers import add_handlers
 from mesh_core._serialize.stream import Stream
 
 Message = tuple[bytes, list[memoryview | Block]]
@@ -29,7 +29,7 @@ _FIELDS_OF_CODE = (
 # fmt: on
 
 
-def dump_stream(obj: object, *, joined: bool) -> Message | None:
+def dump_stream(obj: object, joined: bool) -> Message | None:
     """Pickle ``obj`` with the C pickler; return ``None`` if it may have to be pickled by value.
 
     C pickle writes a class of ``__main__`` as a name, which means another module at the receiver.
@@ -38,9 +38,10 @@ def dump_stream(obj: object, *, joined: bool) -> Message | None:
     """
     if _wanted_by_value():
         return None
-    stream = Stream(joined=joined)
+    stream = Stream(joined)
     pickler = Pickler(stream, 5, buffer_callback=stream.keep)
-    pickler.dispatch_table = {**copyreg.dispatch_table, **handlers(stream)}
+    pickler.dispatch_table = table = copyreg.dispatch_table.copy()
+    add_handlers(table, stream)
     try:
         pickler.dump(obj)
     except MemoryError:
@@ -54,9 +55,9 @@ def dump_stream(obj: object, *, joined: bool) -> Message | None:
     return None if by_value else (part0, stream.buffers)
 
 
-def dump_by_value(obj: object, *, joined: bool = False) -> Message:
+def dump_by_value(obj: object, joined: bool = False) -> Message:
     """Pickle ``obj`` with cloudpickle: code that cannot be imported at the receiver travels along."""
-    stream = Stream(joined=joined)
+    stream = Stream(joined)
     pickler = _by_value_pickler()(stream)
     try:
         pickler.dump(obj)
@@ -155,8 +156,8 @@ def _by_value_pickler() -> Callable[[Stream], Any]:
                 **cloudpickle.Pickler.dispatch_table,
                 **dict.fromkeys(_FILES, reduce_file),
                 CodeType: reduce_code,
-                **handlers(stream),
             }
+            add_handlers(self.dispatch_table, stream)
             super().__init__(stream, protocol=5, buffer_callback=stream.keep)
 
         def reducer_override(self, obj: Any) -> Any:

@@ -33,12 +33,16 @@ class Stream:
     ``joined``: whether small data of tensors and arrays is laid side by side in blocks, which only the native layer sends.
     """
 
-    __slots__ = ("_chunks", "_joined", "_mark", "buffers")
+    __slots__ = ("_chunks", "_joined", "_mark", "alone", "blocks", "buffers")
 
-    def __init__(self, *, joined: bool) -> None:
+    def __init__(self, joined: bool) -> None:
         self._chunks: list[bytes] = []
         self._joined = joined
         self._mark: PickleBuffer | None = None
+        self.blocks: Blocks | None = None
+        """Takes the data of tensors and arrays, once there is some."""
+        self.alone = LIFTED_BYTES if joined else OUT_OF_BAND_BYTES
+        """Data of tensors and arrays of this size has a buffer of its own."""
         self.buffers: list[memoryview | Block] = []
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
@@ -68,9 +72,10 @@ class Stream:
         self.buffers.append(view)
         return False
 
-    def blocks(self) -> Blocks:
-        """Return what takes the data of tensors and arrays."""
-        return Blocks(self._joined)
+    def begin_blocks(self) -> Blocks:
+        """Return what takes the data of tensors and arrays from now on."""
+        blocks = self.blocks = Blocks(self._joined, self.alone)
+        return blocks
 
     def reduce_block(self, block: Block) -> Any:
         """Send a block beside the stream, once. More will be laid into it while the rest of the message is pickled."""

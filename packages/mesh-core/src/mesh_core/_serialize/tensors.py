@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
+from _pickle import PickleBuffer
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._native import COPIED_BYTES, dlpack
+from mesh_core._serialize.stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-Put = Callable[[int, int, object], tuple[Any, int]]
-"""Puts memory into the message: its address, length and owner. Returns where: the bytes, or a block and the place in it."""
 
 # DLPack's codes of the dtypes that every release of torch takes from it, each with its bits in the lower byte.
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = (code << 8 for code in (0, 1, 2, 4, 5, 6))
@@ -46,43 +46,50 @@ _CODES = {
 }
 
 
-def kinds_of(torch: Any) -> dict[Any, int]:
-    """Return the codes of dtypes; empty as long as another thread imports torch."""
-    return {} if (last := getattr(torch, "complex128", None)) is None else _kinds(torch, last)
-
-
 @cache
-def _kinds(torch: Any, _last: Any) -> dict[Any, int]:
-    return {getattr(torch, name): code for name, code in _CODES.items()}
+def _known() -> tuple[dict[Any, int], Any]:
+    """Return the codes of dtypes, and the layout of tensors with memory of their own."""
+    torch: Any = sys.modules["torch"]
+    return {getattr(torch, name): code for name, code in _CODES.items()}, torch.strided
 
 
-def reduce_tensor(put: Put, torch: Any, kinds: dict[Any, int], tensor: Any) -> Any:
+def reduce_tensor(stream: Stream, tensor: Any) -> Any:
     """Send a strided tensor's elements; sparse, quantized and meta tensors are pickled by torch."""
+    kinds, strided = _known()
     kind = kinds.get(tensor.dtype)
     if (
         kind is None
-        or tensor.layout is not torch.strided
+        or tensor.layout is not strided
         or not tensor.is_cpu
         or not tensor.is_contiguous()
         or tensor.is_neg()
         or tensor.is_conj()
     ):
-        return _reduce_other(put, torch, kinds, tensor, rebuild_tensor, tensor.requires_grad and tensor.is_leaf)
+        return _reduce_other(stream, tensor, rebuild_tensor, tensor.requires_grad and tensor.is_leaf)
     size = tensor.nbytes
     # Another thread may give the tensor other memory, which the alias does not follow.
-    data, at = put(tensor.data_ptr(), size, tensor if size < COPIED_BYTES else tensor.detach())
-    if tensor.requires_grad and tensor.is_leaf:
-        arguments: tuple[Any, ...] = data, at, kind, tuple(tensor.shape), None, True
-    else:
-        arguments = data, at, kind, tuple(tensor.shape)
-    if attributes := tensor.__dict__:
+    owner = tensor if size < COPIED_BYTES else tensor.detach()
+    data: Any
+    data, at = (stream.blocks or stream.begin_blocks()).put_memory(tensor.data_ptr(), size, owner)
+    if size >= stream.alone:
+        data = PickleBuffer(data)
+    attributes = tensor.__dict__
+    if not attributes and not tensor.requires_grad:
+        return rebuild_plain, (data, at, kind, *tensor.shape)
+    arguments = data, at, kind, tuple(tensor.shape), None, tensor.requires_grad and tensor.is_leaf
+    if attributes:
         return rebuild_tensor, arguments, dict(attributes), None, None, set_attributes
     return rebuild_tensor, arguments
 
 
-def reduce_parameter(put: Put, torch: Any, kinds: dict[Any, int], parameter: Any) -> Any:
+def reduce_parameter(stream: Stream, parameter: Any) -> Any:
     """Send a parameter like a tensor; it arrives as a parameter."""
-    return _reduce_other(put, torch, kinds, parameter, rebuild_parameter, parameter.requires_grad)
+    return _reduce_other(stream, parameter, rebuild_parameter, parameter.requires_grad)
+
+
+def rebuild_plain(data: Buffer, at: int, kind: int, *shape: int) -> Any:
+    """Create a contiguous tensor without a gradient, by far the most frequent kind, with few steps."""
+    return _of_dlpack()(dlpack(data, at, kind, shape))
 
 
 def rebuild_tensor(
@@ -147,15 +154,17 @@ def _of_buffer(
     return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
 
 
-def _reduce_other(
-    put: Put, torch: Any, kinds: dict[Any, int], tensor: Any, rebuild: Any, requires_grad: bool
-) -> Any:
+def _reduce_other(stream: Stream, tensor: Any, rebuild: Any, requires_grad: bool) -> Any:
     """Send any tensor, or a parameter."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+    kinds, strided = _known()
+    if tensor.layout is not strided or tensor.is_quantized or tensor.is_meta:
         return tensor.__reduce_ex__(5)
     value, strides = _together(tensor)
     kind = kinds.get(value.dtype) or str(value.dtype).removeprefix("torch.")
-    data, at = put(value.data_ptr(), value.nbytes, value)
+    data: Any
+    data, at = (stream.blocks or stream.begin_blocks()).put_memory(value.data_ptr(), value.nbytes, value)
+    if value.nbytes >= stream.alone:
+        data = PickleBuffer(data)
     arguments = data, at, kind, tuple(value.shape), strides, requires_grad
     if attributes := tensor.__dict__:
         return rebuild, arguments, dict(attributes), None, None, set_attributes
