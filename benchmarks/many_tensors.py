@@ -113,7 +113,8 @@ def main() -> None:
     rounds = [measure(options.calls) for _ in range(options.rounds)]
     took = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
     ratios = {
-        name: statistics.median(each[of] / each[to] for each in rounds) for name, (of, to, _) in RATIOS.items()
+        name: statistics.median(each[of] / each[to] for each in rounds)
+        for name, (of, to, _) in RATIOS.items()
     }
     for name, seconds in took.items():
         print(f"| {name} | {1000 * seconds:.1f} ms |")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -107,6 +108,10 @@ FIGURES: Mapping[str, Figure] = {
     "pair_script": Figure("the script's call, in the same run", "µs", tail=True),
     "pair_cpu": Figure("processor time of the script's process for each call between plain endpoints", "µs"),
     "tensor": Figure("64 MiB tensor echo, both ways counted", "GB/s", more_is_better=True),
+    "tensors_joined": Figure("32 MiB tensor echo", "ms"),
+    "tensors_2000": Figure("the same bytes as a dict of 2,000 tensors of 16 KiB", "ms"),
+    "tensors_20000": Figure("echo of a dict of 20,000 tensors of 32 bytes", "ms"),
+    "tensors_pickled": Figure("that dict pickled and loaded twice, as numpy arrays", "ms"),
     "spawn_2": Figure("spawn 2 procs to first reply, cold", "s"),
     "spawn_8": Figure("spawn 8 procs to first reply, cold", "s"),
     "spawn_32": Figure("spawn 32 procs to first reply, cold", "s"),
@@ -266,6 +271,32 @@ def _tensor(system: Any, scale: Scale) -> Samples:
     with running(system, 1):
         taken = system.tensor(data, scale.of(10, 3))
     return {"tensor": [2 * TENSOR_BYTES / seconds / 1e9 for seconds in taken]}
+
+
+def _tensors(system: Any, scale: Scale) -> Samples:
+    numpy = import_module("numpy")
+    of = (
+        import_module("torch").from_numpy
+        if os.environ.get("MESH_BENCH_TENSOR") == "torch"
+        else lambda array: array
+    )
+    small = {f"layers.{number}.weight": numpy.full(4096, number, dtype="float32") for number in range(2000)}
+    tiny = {f"layers.{number}.bias": numpy.full(8, number, dtype="float32") for number in range(20_000)}
+    work = {
+        "tensors_joined": of(numpy.ones(32 << 18, dtype="float32")),
+        "tensors_2000": {name: of(each) for name, each in small.items()},
+        "tensors_20000": {name: of(each) for name, each in tiny.items()},
+    }
+    samples: dict[str, list[float]] = {name: [] for name in (*work, "tensors_pickled")}
+    with running(system, 1):
+        for _ in range(scale.of(5, 2)):
+            for name, data in work.items():
+                samples[name] += [1e3 * seconds for seconds in system.tensor(data, 1)]
+            start = perf_counter()
+            for _ in range(2):
+                pickle.loads(pickle.dumps(tiny, 5))
+            samples["tensors_pickled"].append(1e3 * (perf_counter() - start))
+    return samples
 
 
 def _spawn(procs: int) -> Callable[[Any, Scale], Samples]:
@@ -508,6 +539,9 @@ ITEMS: Mapping[str, Item] = {
         ("pair_sync", "pair_await", "pair_coroutines", "pair_script", "pair_cpu"),
     ),
     "tensor": Item(FLOOR, _tensor, ("tensor",)),
+    "tensors": Item(
+        ONLY_MESH, _tensors, ("tensors_joined", "tensors_2000", "tensors_20000", "tensors_pickled"), rounds=3
+    ),
     "spawn_2": Item(SYSTEMS, _spawn(2), ("spawn_2", "spawn_2_import")),
     "spawn_8": Item(SYSTEMS, _spawn(8), ("spawn_8", "spawn_8_import"), rounds=3),
     "spawn_32": Item(SYSTEMS, _spawn(32), ("spawn_32", "spawn_32_import"), rounds=3),

@@ -76,7 +76,11 @@ mod tests {
                 assert_eq!(&bytes[at..at + piece.len()], piece);
             }
             let data: usize = lens.iter().sum();
-            assert_eq!(bytes.iter().filter(|byte| **byte == 0).count(), bytes.len() - data, "what lies between is zero");
+            assert_eq!(
+                bytes.iter().filter(|byte| **byte == 0).count(),
+                bytes.len() - data,
+                "what lies between is zero"
+            );
         }
     }
 }

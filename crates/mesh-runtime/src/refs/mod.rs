@@ -229,7 +229,12 @@ impl Refs {
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn keep(&self, parts: &[Buffer<'_>], cost: u64, inner: Vec<Arc<Hold>>) -> Result<(Kept, Arc<Hold>), RuntimeError> {
+    pub fn keep(
+        &self,
+        parts: &[Buffer<'_>],
+        cost: u64,
+        inner: Vec<Arc<Hold>>,
+    ) -> Result<(Kept, Arc<Hold>), RuntimeError> {
         let Around { me, memory, board, ids, standing, .. } = &self.around;
         if let Err(error) = standing.usable() {
             self.budget.free(cost);

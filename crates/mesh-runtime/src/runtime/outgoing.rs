@@ -365,6 +365,9 @@ mod tests {
         assert_eq!(parts(&[]), buffers.map(<[u8]>::to_vec));
         let found = parts(&[1, 3, 1]);
         assert_eq!((&found[0][..], &found[2][..]), (&b"alone"[..], &b"last"[..]));
-        assert_eq!((found[1].len(), found[1][0], &found[1][64..66], &found[1][128..]), (131, b'a', &b"bc"[..], &b"def"[..]));
+        assert_eq!(
+            (found[1].len(), found[1][0], &found[1][64..66], &found[1][128..]),
+            (131, b'a', &b"bc"[..], &b"def"[..])
+        );
     }
 }

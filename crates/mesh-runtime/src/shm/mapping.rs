@@ -73,7 +73,10 @@ impl Mapping {
     /// # Safety
     /// Nobody else reads or writes there meanwhile, and the bytes are not in it.
     pub(super) unsafe fn write(&self, offset: usize, buffer: Buffer<'_>, spare: usize) {
-        assert!(offset.checked_add(buffer.len()).is_some_and(|end| end <= self.len), "a buffer is as long as its place");
+        assert!(
+            offset.checked_add(buffer.len()).is_some_and(|end| end <= self.len),
+            "a buffer is as long as its place"
+        );
         // SAFETY: inside the mapping, as just checked; otherwise as the caller vouches.
         buffer.pieces().for_each(|(at, piece)| unsafe { crate::copy::copy(piece, self.at(offset + at), spare) });
     }

@@ -37,8 +37,12 @@ struct RawManaged {
 /// The memory of a tensor. Neither field is read: they are where the tensor's pointer points to.
 enum Memory {
     /// In words, so that it is aligned.
-    Own { _words: Vec<u128> },
-    Of { object: Py<PyAny> },
+    Own {
+        _words: Vec<u128>,
+    },
+    Of {
+        object: Py<PyAny>,
+    },
 }
 
 /// A tensor with what its pointers refer to.

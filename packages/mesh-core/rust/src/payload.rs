@@ -169,6 +169,10 @@ impl<'py> Payload<'py> {
         let (pieces, counts) = pieces(&self.buffers);
         let payload = self.envelope.as_bytes();
         let body = Body { payload, buffers: &pieces, joined: &counts, refs: self.refs.as_deref() };
-        if pieces.iter().map(|piece| piece.len()).sum::<usize>() >= LARGE { outside(py, || send(body)) } else { send(body) }
+        if pieces.iter().map(|piece| piece.len()).sum::<usize>() >= LARGE {
+            outside(py, || send(body))
+        } else {
+            send(body)
+        }
     }
 }

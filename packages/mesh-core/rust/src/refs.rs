@@ -271,8 +271,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     let runtime = Arc::clone(&runtime.0);
     runtime.original().or_raise(py)?;
     let (envelope, buffers, inner) = Payload::dump_kept(value, "the value")?.into_parts();
-    let lens: Vec<usize> =
-        std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(Beside::len)).collect();
+    let lens: Vec<usize> = std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(Beside::len)).collect();
     let small = inner.is_empty() && lens.iter().sum::<usize>() <= SMALL;
     let cost = if small { 0 } else { Refs::cost(&lens) };
     let budget = runtime.refs().budget();

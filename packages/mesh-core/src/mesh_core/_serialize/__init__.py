@@ -1,7 +1,7 @@
 """Objects to bytes and back: one pickle stream, with large data beside it that is not copied.
 
 A message is *part 0*, a protocol 5 pickle, and a list of *buffers*: views of the sender's own memory, which
-the runtime writes or maps in place. There are three ways to part 0; the cheapest that works is used:
+the runtime writes or maps in place, and blocks, in which small tensors and arrays lie side by side. There are three ways to part 0; the cheapest that works is used:
 
 * **plain**: arguments made of ``None``, numbers, strings and small bytes go straight through C pickle;
 * **stream**: anything else goes through a C pickler, with large data lifted out of the stream;

@@ -28,6 +28,9 @@ from mesh_core._serialize.stream import Stream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+Dims = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""A tensor's shape, and its strides unless it is contiguous."""
+
 # DLPack's codes of the dtypes that every release of torch takes from it, each with its bits in the lower byte.
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = (code << 8 for code in (0, 1, 2, 4, 5, 6))
 _CODES = {
@@ -76,7 +79,7 @@ def reduce_tensor(stream: Stream, tensor: Any) -> Any:
     attributes = tensor.__dict__
     if not attributes and not tensor.requires_grad:
         return rebuild_plain, (data, at, kind, *tensor.shape)
-    arguments = data, at, kind, tuple(tensor.shape), None, tensor.requires_grad and tensor.is_leaf
+    arguments = data, at, kind, (tuple(tensor.shape), None), tensor.requires_grad and tensor.is_leaf
     if attributes:
         return rebuild_tensor, arguments, dict(attributes), None, None, set_attributes
     return rebuild_tensor, arguments
@@ -92,15 +95,9 @@ def rebuild_plain(data: Buffer, at: int, kind: int, *shape: int) -> Any:
     return _of_dlpack()(dlpack(data, at, kind, shape))
 
 
-def rebuild_tensor(
-    data: Buffer,
-    at: int,
-    kind: int | str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None = None,
-    requires_grad: bool = False,
-) -> Any:
+def rebuild_tensor(data: Buffer, at: int, kind: int | str, dims: Dims, requires_grad: bool) -> Any:
     """Create the tensor on its memory in ``data``, which it keeps alive, or on a copy if it is small."""
+    shape, strides = dims
     if type(kind) is int:
         tensor = _of_dlpack()(dlpack(data, at, kind, shape, strides))
     else:
@@ -108,16 +105,9 @@ def rebuild_tensor(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def rebuild_parameter(
-    data: Buffer,
-    at: int,
-    kind: int | str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    requires_grad: bool,
-) -> Any:
+def rebuild_parameter(data: Buffer, at: int, kind: int | str, dims: Dims, requires_grad: bool) -> Any:
     """Create a parameter on its memory in ``data``."""
-    return _parameter()(rebuild_tensor(data, at, kind, shape, strides), requires_grad)
+    return _parameter()(rebuild_tensor(data, at, kind, dims, False), requires_grad)
 
 
 def set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
@@ -165,7 +155,7 @@ def _reduce_other(stream: Stream, tensor: Any, rebuild: Any, requires_grad: bool
     data, at = (stream.blocks or stream.begin_blocks()).put_memory(value.data_ptr(), value.nbytes, value)
     if value.nbytes >= stream.alone:
         data = PickleBuffer(data)
-    arguments = data, at, kind, tuple(value.shape), strides, requires_grad
+    arguments = data, at, kind, (tuple(value.shape), strides), requires_grad
     if attributes := tensor.__dict__:
         return rebuild, arguments, dict(attributes), None, None, set_attributes
     return rebuild, arguments
