@@ -205,11 +205,11 @@ impl PyBlocks {
 
 #[pymethods]
 impl PyBlocks {
-    /// `joined`: whether small data is laid side by side, for a message that Mesh sends itself. Data of `alone` bytes and more
-    /// has a block of its own.
+    /// Data of `alone` bytes and more has a block of its own. If that is more than what may travel in the pickle, the rest is
+    /// laid side by side, for a message that Mesh sends itself.
     #[new]
-    fn new(joined: bool, alone: usize) -> Self {
-        let left = if joined { IN_BAND } else { usize::MAX };
+    fn new(alone: usize) -> Self {
+        let left = if alone > IN_BAND { IN_BAND } else { usize::MAX };
         Self { state: Mutex::new(State { left, last: None }), alone }
     }
 

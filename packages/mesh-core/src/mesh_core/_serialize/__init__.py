@@ -29,6 +29,7 @@ from mesh_core._common.errors import MeshError
 from mesh_core._serialize.culprit import explain_load_failure, serialization_error
 from mesh_core._serialize.handlers import OUT_OF_BAND_BYTES
 from mesh_core._serialize.pickle import dump_by_value, dump_stream
+from mesh_core._serialize.stream import LIFTED_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -61,19 +62,19 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
     """
     if _is_plain(obj):
         return _c_dumps(obj, 5), []
-    data, buffers = _dumped(obj, root, False)
+    data, buffers = _dumped(obj, root, OUT_OF_BAND_BYTES)
     return data, [memoryview(buffer) for buffer in buffers]
 
 
 def dump_message(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryview | Block]]:
     """Like :func:`dumps`, for the native layer: small tensors and arrays lie side by side, in blocks that it sends as they are."""
-    return (_c_dumps(obj, 5), []) if _is_plain(obj) else _dumped(obj, root, True)
+    return (_c_dumps(obj, 5), []) if _is_plain(obj) else _dumped(obj, root, LIFTED_BYTES)
 
 
-def _dumped(obj: object, root: str | None, joined: bool) -> tuple[bytes, list[memoryview | Block]]:
+def _dumped(obj: object, root: str | None, alone: int) -> tuple[bytes, list[memoryview | Block]]:
     try:
-        found = dump_stream(obj, joined)
-        return dump_by_value(obj, joined) if found is None else found
+        found = dump_stream(obj, alone)
+        return dump_by_value(obj, alone) if found is None else found
     except (MemoryError, MeshError):
         # A reducer that refuses an object explains why itself.
         raise

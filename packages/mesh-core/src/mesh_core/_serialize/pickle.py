@@ -16,7 +16,7 @@ from weakref import WeakSet
 from mesh_core._common.errors import Unsendable
 from mesh_core._native import Block
 from mesh_core._serialize.handlers import add_handlers
-from mesh_core._serialize.stream import Stream
+from mesh_core._serialize.stream import OUT_OF_BAND_BYTES, Stream
 
 Message = tuple[bytes, list[memoryview | Block]]
 _FILES = (TextIOWrapper, BufferedReader, BufferedWriter, BufferedRandom, FileIO)
@@ -29,7 +29,7 @@ _FIELDS_OF_CODE = (
 # fmt: on
 
 
-def dump_stream(obj: object, joined: bool) -> Message | None:
+def dump_stream(obj: object, alone: int) -> Message | None:
     """Pickle ``obj`` with the C pickler; return ``None`` if it may have to be pickled by value.
 
     C pickle writes a class of ``__main__`` as a name, which means another module at the receiver.
@@ -38,7 +38,7 @@ def dump_stream(obj: object, joined: bool) -> Message | None:
     """
     if _wanted_by_value():
         return None
-    stream = Stream(joined)
+    stream = Stream(alone)
     pickler = Pickler(stream, 5, buffer_callback=stream.keep)
     pickler.dispatch_table = table = copyreg.dispatch_table.copy()
     add_handlers(table, stream)
@@ -55,9 +55,9 @@ def dump_stream(obj: object, joined: bool) -> Message | None:
     return None if by_value else (part0, stream.buffers)
 
 
-def dump_by_value(obj: object, joined: bool = False) -> Message:
+def dump_by_value(obj: object, alone: int = OUT_OF_BAND_BYTES) -> Message:
     """Pickle ``obj`` with cloudpickle: code that cannot be imported at the receiver travels along."""
-    stream = Stream(joined)
+    stream = Stream(alone)
     pickler = _by_value_pickler()(stream)
     try:
         pickler.dump(obj)

@@ -30,19 +30,20 @@ class Stream:
     The pickler needs only :meth:`write`, as its file, and :meth:`keep`, as its ``buffer_callback``. An object
     whose payload was lifted out is still memoised by the pickler, so a second occurrence refers to it.
 
-    ``joined``: whether small data of tensors and arrays is laid side by side in blocks, which only the native layer sends.
+    Data of tensors and arrays of ``alone`` bytes and more has a buffer of its own. If that is more than ``OUT_OF_BAND_BYTES``, the
+    rest is laid side by side in blocks, which only the native layer sends.
     """
 
-    __slots__ = ("_chunks", "_joined", "_mark", "alone", "blocks", "buffers")
+    __slots__ = ("_chunks", "_mark", "alone", "blocks", "buffers")
 
-    def __init__(self, joined: bool) -> None:
+    _mark: PickleBuffer
+    """Stands for a block, which cannot be read yet. Made with ``blocks``."""
+
+    def __init__(self, alone: int) -> None:
         self._chunks: list[bytes] = []
-        self._joined = joined
-        self._mark: PickleBuffer | None = None
+        self.alone = alone
         self.blocks: Blocks | None = None
         """Takes the data of tensors and arrays, once there is some."""
-        self.alone = LIFTED_BYTES if joined else OUT_OF_BAND_BYTES
-        """Data of tensors and arrays of this size has a buffer of its own."""
         self.buffers: list[memoryview | Block] = []
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
@@ -61,7 +62,7 @@ class Stream:
 
     def keep(self, buffer: PickleBuffer) -> bool:
         """Take a buffer out of band, or return true to have the pickler write it into the stream."""
-        if buffer is self._mark:
+        if self.blocks is not None and buffer is self._mark:
             return False
         try:
             view = buffer.raw()
@@ -74,15 +75,14 @@ class Stream:
 
     def begin_blocks(self) -> Blocks:
         """Return what takes the data of tensors and arrays from now on."""
-        blocks = self.blocks = Blocks(self._joined, self.alone)
+        # Writable, or blocks would arrive as read-only.
+        self._mark = PickleBuffer(bytearray())
+        blocks = self.blocks = Blocks(self.alone)
         return blocks
 
     def reduce_block(self, block: Block) -> Any:
         """Send a block beside the stream, once. More will be laid into it while the rest of the message is pickled."""
         self.buffers.append(block)
-        if self._mark is None:
-            # Stands for the block, which cannot be read yet. Writable, or the block would arrive as read-only.
-            self._mark = PickleBuffer(bytearray())
         return memoryview, (self._mark,)
 
     def part0(self) -> bytes:
