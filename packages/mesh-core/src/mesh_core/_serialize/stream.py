@@ -36,8 +36,8 @@ class Stream:
 
     __slots__ = ("_chunks", "_mark", "alone", "blocks", "buffers")
 
-    _mark: PickleBuffer
-    """Stands for a block, which cannot be read yet. Made with ``blocks``."""
+    _mark: PickleBuffer | None
+    """Stands for a block, which cannot be read yet. Set with ``blocks``."""
 
     def __init__(self, alone: int) -> None:
         self._chunks: list[bytes] = []
@@ -75,14 +75,16 @@ class Stream:
 
     def begin_blocks(self) -> Blocks:
         """Return what takes the data of tensors and arrays from now on."""
-        # Writable, or blocks would arrive as read-only.
-        self._mark = PickleBuffer(bytearray())
+        self._mark = None
         blocks = self.blocks = Blocks(self.alone)
         return blocks
 
     def reduce_block(self, block: Block) -> Any:
         """Send a block beside the stream, once. More will be laid into it while the rest of the message is pickled."""
         self.buffers.append(block)
+        if self._mark is None:
+            # Writable, or blocks would arrive as read-only.
+            self._mark = PickleBuffer(bytearray())
         return memoryview, (self._mark,)
 
     def part0(self) -> bytes:

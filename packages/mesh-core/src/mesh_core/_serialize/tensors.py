@@ -51,9 +51,10 @@ _CODES = {
 
 @cache
 def _known() -> tuple[dict[Any, int], Any]:
-    """Return the codes of dtypes, and the layout of tensors with memory of their own."""
+    """Return the codes of dtypes whose tensors are never conjugates, and the layout of tensors with memory of their own."""
     torch: Any = sys.modules["torch"]
-    return {getattr(torch, name): code for name, code in _CODES.items()}, torch.strided
+    real = {getattr(torch, name): code for name, code in _CODES.items() if code < _COMPLEX or code >= _BOOL}
+    return real, torch.strided
 
 
 def reduce_tensor(stream: Stream, tensor: Any) -> Any:
@@ -66,12 +67,11 @@ def reduce_tensor(stream: Stream, tensor: Any) -> Any:
         or not tensor.is_cpu
         or not tensor.is_contiguous()
         or tensor.is_neg()
-        or tensor.is_conj()
     ):
         return _reduce_other(stream, tensor, rebuild_tensor, tensor.requires_grad and tensor.is_leaf)
     size = tensor.nbytes
-    # Another thread may give the tensor other memory, which the alias does not follow.
-    owner = tensor if size < COPIED_BYTES else tensor.detach()
+    # Not the tensor: another thread may give it other memory.
+    owner = tensor if size < COPIED_BYTES else tensor.untyped_storage()
     data: Any
     data, at = (stream.blocks or stream.begin_blocks()).put_memory(tensor.data_ptr(), size, owner)
     if size >= stream.alone:
@@ -117,8 +117,10 @@ def set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
 
 @cache
 def _of_dlpack() -> Callable[[object], Any]:
-    function: Callable[[object], Any] = importlib.import_module("torch.utils.dlpack").from_dlpack
-    return function
+    public: Callable[[object], Any] = importlib.import_module("torch.utils.dlpack").from_dlpack
+    # That first looks for a method that capsules do not have, which takes nearly as long as making the tensor. What it calls then
+    # has no public name.
+    return getattr(importlib.import_module("torch._C"), "_from_dlpack", public)
 
 
 @cache
@@ -146,11 +148,11 @@ def _of_buffer(
 
 def _reduce_other(stream: Stream, tensor: Any, rebuild: Any, requires_grad: bool) -> Any:
     """Send any tensor, or a parameter."""
-    kinds, strided = _known()
-    if tensor.layout is not strided or tensor.is_quantized or tensor.is_meta:
+    if tensor.layout is not _known()[1] or tensor.is_quantized or tensor.is_meta:
         return tensor.__reduce_ex__(5)
     value, strides = _together(tensor)
-    kind = kinds.get(value.dtype) or str(value.dtype).removeprefix("torch.")
+    name = str(value.dtype).removeprefix("torch.")
+    kind = _CODES.get(name, name)
     data: Any
     data, at = (stream.blocks or stream.begin_blocks()).put_memory(value.data_ptr(), value.nbytes, value)
     if value.nbytes >= stream.alone:
