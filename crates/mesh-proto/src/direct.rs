@@ -46,7 +46,7 @@ pub enum Reason {
 /// What follows from the end of what the other end sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// This end should stop too ([`DirectLinks::stopped`]).
+    /// This end should stop too ([`DirectPlan::stopped`]).
     Stop,
     /// The link is over.
     Over,
@@ -84,7 +84,7 @@ struct Link {
 
 /// The state machine; see the module.
 #[derive(Debug)]
-pub struct DirectLinks {
+pub struct DirectPlan {
     most: usize,
     counts: HashMap<ProcAddr, Count>,
     links: HashMap<LinkId, Link>,
@@ -94,29 +94,11 @@ pub struct DirectLinks {
     swept: Option<Duration>,
 }
 
-impl DirectLinks {
+impl DirectPlan {
     /// Those of a proc that may have so many.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self { most, counts: HashMap::new(), links: HashMap::new(), open: HashMap::new(), swept: None }
-    }
-
-    /// Whether there may be any.
-    #[must_use]
-    pub fn are_wanted(&self) -> bool {
-        self.most > 0
-    }
-
-    /// How many there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.links.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.links.is_empty()
     }
 
     // Sending.

@@ -8,7 +8,7 @@
 //! - [`Joined`]: receivers that are not a region of one mesh.
 //! - [`Moves`]: where the ranks of repaired meshes are.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
-//! - [`DirectLinks`]: which messages go straight from one proc of a host to another.
+//! - [`DirectPlan`]: which messages go straight from one proc of a host to another.
 //! - [`Early`]: messages that overtake the spawn that they depend on.
 //! - [`Landing`]: messages whose large parts are still being fetched, and those after them.
 //! - [`Meter`], [`Ledger`]: how much may be in flight to one mailbox.
@@ -59,7 +59,7 @@ pub use backlog::{Backlog, Place};
 pub use carried::Carried;
 pub use copies::{Asker, Bereft, Copies, ValueKey, Wanted};
 pub use decode::{Decoder, READ_CHUNK};
-pub use direct::{DirectLinks, Heard, Reason};
+pub use direct::{DirectPlan, Heard, Reason};
 pub use early::Early;
 pub use error::{FrameError, MAX_BODY};
 pub use family::{Aftermath, Family, Owned};

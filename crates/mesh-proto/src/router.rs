@@ -1,7 +1,7 @@
 //! Where a frame goes next.
 //!
 //! Within a host the links form a star. The agent has a link to every proc; a proc has one to its agent. The agent hands
-//! frames for other hosts to its gateway. Procs that talk much have direct links besides ([`crate::DirectLinks`]), of
+//! frames for other hosts to its gateway. Procs that talk much have direct links besides ([`crate::DirectPlan`]), of
 //! which this table knows nothing.
 //!
 //! ORD-1: one sender's messages to one receiver keep their order, casts and single messages alike.

@@ -3,7 +3,7 @@
 use crate::support::dice::Dice;
 use mesh_proto::control::{Direct, heard_of, may_go_direct};
 use mesh_proto::messages::{Spawn, SpawnPart, Tell};
-use mesh_proto::{DirectLinks, Frame, Header, Heard, Kind, LinkId, Placement, ProcAddr, Reason, Target};
+use mesh_proto::{DirectPlan, Frame, Header, Heard, Kind, LinkId, Placement, ProcAddr, Reason, Target};
 use mesh_topology::{Extent, Region};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -44,7 +44,7 @@ struct Street {
 struct World {
     dice: Dice,
     now: Duration,
-    procs: Vec<Option<DirectLinks>>,
+    procs: Vec<Option<DirectPlan>>,
     /// From the agent to each proc, by whom they are.
     routed: Vec<VecDeque<(ProcAddr, Routed)>>,
     /// By the link and its sender.
@@ -60,7 +60,7 @@ impl World {
         Self {
             dice: Dice(seed),
             now: Duration::ZERO,
-            procs: (0..PROCS).map(|_| Some(DirectLinks::new(most))).collect(),
+            procs: (0..PROCS).map(|_| Some(DirectPlan::new(most))).collect(),
             routed: vec![VecDeque::new(); PROCS],
             streets: HashMap::new(),
             links: 1,
@@ -285,9 +285,9 @@ fn what_is_heard_of_the_dead_has_no_holes() {
 /// DIR-3.
 #[test]
 fn there_are_at_most_so_many_links_and_unused_ones_give_way() {
-    let mut plan = DirectLinks::new(2);
+    let mut plan = DirectPlan::new(2);
     let mut link = 0;
-    let mut open = |plan: &mut DirectLinks, to: usize, now: Duration| {
+    let mut open = |plan: &mut DirectPlan, to: usize, now: Duration| {
         let mut given_way = Vec::new();
         for _ in 0..10_000 {
             match plan.routed(addr(to), now) {
@@ -320,8 +320,7 @@ fn there_are_at_most_so_many_links_and_unused_ones_give_way() {
 
 #[test]
 fn without_links_nothing_is_asked_for() {
-    let mut plan = DirectLinks::new(0);
-    assert!(!plan.are_wanted());
+    let mut plan = DirectPlan::new(0);
     for _ in 0..10_000 {
         assert_eq!(plan.routed(addr(1), Duration::ZERO), Reason::None);
     }

@@ -5,7 +5,7 @@ use super::body;
 use crate::codec::{Reader, Writer};
 use crate::{Frame, HEADER_LEN, Header, HostNo, Kind, LinkId, ProcAddr};
 
-/// See the module. [`crate::DirectLinks`] decides who says what when.
+/// See the module. [`crate::DirectPlan`] decides who says what when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direct {
     /// From a proc to its agent: it sends much to this proc.

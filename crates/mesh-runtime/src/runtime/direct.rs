@@ -1,5 +1,5 @@
 //! Direct links between the procs of a host: at an agent, how they are made; at a proc, how they come and what comes by
-//! them. What goes by them is in [`super::shortcuts`].
+//! them. What goes by them is in [`super::direct_links`].
 
 use super::{Runtime, UP};
 use crate::link::{Link, now, socket_number};
@@ -38,11 +38,11 @@ impl Runtime {
             Direct::Offer(id, peer, socket) if from.is_agent() => self.on_offer(id, peer, socket),
             Direct::Ready(id) => {
                 if let Some(up) = self.switch.link(UP).filter(|_| !self.me.is_agent()) {
-                    self.switch.shortcuts.begin(&up, id, from);
+                    self.switch.direct.begin(&up, id, from);
                 }
             }
-            Direct::Refused(id) => self.switch.shortcuts.refused(id, from),
-            Direct::Begun(id) => self.switch.shortcuts.begun(id, from),
+            Direct::Refused(id) => self.switch.direct.refused(id, from),
+            Direct::Begun(id) => self.switch.direct.begun(id, from),
             Direct::Passed(..) | Direct::Offer(..) => {}
         }
     }
@@ -72,7 +72,7 @@ impl Runtime {
         let Some(up) = self.switch.link(UP) else { return };
         let link = up.take_socket(socket).map(|socket| Arc::new(Link::direct(id, peer, socket)));
         let watched = link.filter(|link| id != UP && link.register(&self.reactor).is_ok());
-        let answer = if watched.is_some_and(|link| self.switch.shortcuts.offered(&link)) {
+        let answer = if watched.is_some_and(|link| self.switch.direct.offered(&link)) {
             self.inboxes.expect_early();
             Direct::Ready(id)
         } else {
@@ -85,7 +85,7 @@ impl Runtime {
     pub(super) fn on_direct_ready(&self, link: &Arc<Link>, readable: bool, writable: bool) {
         if writable {
             link.flush(&self.reactor);
-            self.switch.shortcuts.stop_ending(link.id);
+            self.switch.direct.stop_ending(link.id);
         }
         if readable && link.reads() {
             self.read_in_order();
@@ -102,7 +102,7 @@ impl Runtime {
         for pass in 1.. {
             // Those who never stop to send are not waited for: what was read is taken, and others get a turn.
             let until = if pass < PASSES { now() } else { u64::MAX };
-            let (mut links, changes) = self.switch.shortcuts.read_links();
+            let (mut links, changes) = self.switch.direct.read_links();
             links.push(Arc::clone(&up));
             fill(&links);
             let is_done = self.take_until(&links, until, changes);
@@ -131,7 +131,7 @@ impl Runtime {
                 }
                 self.dispatch(frame, Some(link.id));
             }
-            if self.switch.shortcuts.changes() != changes {
+            if self.switch.direct.changes() != changes {
                 return false;
             }
         }
@@ -144,17 +144,17 @@ impl Runtime {
         match why {
             EndReason::ConnectionClosed(_) => {
                 link.stop_reading(&self.reactor);
-                self.switch.shortcuts.heard_end(link.id);
+                self.switch.direct.heard_end(link.id);
             }
             // Its process has died, or makes no frames. What is sent to it from now on goes to the agent, who knows.
-            _ => self.switch.shortcuts.lose(link.peer),
+            _ => self.switch.direct.lose(link.peer),
         }
     }
 
     /// Writes out what waits for direct links.
     pub(super) fn drain_links(&self, limit: Duration) {
         let end = Instant::now() + limit;
-        for link in self.switch.shortcuts.all() {
+        for link in self.switch.direct.all() {
             link.drain(&self.reactor, end.saturating_duration_since(Instant::now()));
         }
     }

@@ -108,7 +108,7 @@ impl Runtime {
     /// A process has ended, as its agent reports.
     pub(super) fn on_down(&self, frame: &Frame) {
         let Some(Down { who: addr, ended, answer, .. }) = Down::read(frame) else { return };
-        self.switch.shortcuts.lose(addr);
+        self.switch.direct.lose(addr);
         self.ended.note(addr);
         if self.me.is_agent() {
             self.agent.owner_died(self, addr);

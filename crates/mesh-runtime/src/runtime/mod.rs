@@ -7,7 +7,7 @@
 //! - `answers`: replies, and arguments of spawns (`arguments`), that wait here until their receivers read;
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `offering`, `landing`: large parts that travel by a bypass, at their senders and at their receivers;
-//! - `direct`, `shortcuts`: links between procs of one host;
+//! - `direct`, `direct_links`: links between procs of one host;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `hosts`: connects the gateway to the other parts;
 //! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
@@ -29,6 +29,7 @@ mod dead_ranks;
 mod deliver;
 mod descriptors;
 mod direct;
+mod direct_links;
 mod early;
 mod ended;
 mod event_loop;
@@ -52,7 +53,6 @@ mod procs;
 mod repairs;
 mod returns;
 mod road;
-mod shortcuts;
 mod signals;
 mod spawned;
 mod switch;
@@ -312,7 +312,7 @@ impl Runtime {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(RuntimeError::os("getrandom"))?;
         let (reactor, board, standing) = (Arc::new(Reactor::new()?), Arc::new(board), Arc::new(Standing::new()));
-        let switch = Switch::with_shortcuts(me, &reactor, router, options.direct_links);
+        let switch = Switch::with_direct_links(me, &reactor, router, options.direct_links);
         let waiting = Waiting::new(&reactor, &board, options.spin, &standing, TOKEN_SIGNAL)?;
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
@@ -626,13 +626,13 @@ impl Handler for Runtime {
             }
         } else if token >= FORK_SERVER_TOKENS {
             self.on_procs(self.agent.on_fork_server(token, readable, writable));
-        } else if let Some(link) = self.switch.shortcuts.link(token as LinkId) {
+        } else if let Some(link) = self.switch.direct.link(token as LinkId) {
             self.on_direct_ready(&link, readable, writable);
         } else if let Some(link) = self.switch.link(token as LinkId) {
             if writable {
                 link.flush(&self.reactor);
             }
-            if readable && self.switch.shortcuts.is_empty() {
+            if readable && self.switch.direct.is_empty() {
                 self.read_link(&link, true);
             } else if readable {
                 self.read_in_order();

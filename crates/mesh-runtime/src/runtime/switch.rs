@@ -3,7 +3,7 @@
 //! It knows routes and links, and nothing of the contents of frames. The parts around it are [`Parts`]; frames of this
 //! process and arriving frames pass through it in the same way.
 
-use super::shortcuts::Shortcuts;
+use super::direct_links::DirectLinks;
 use crate::call::Outcome;
 use crate::link::{Hold, Link};
 use crate::locks::{read, write};
@@ -53,23 +53,23 @@ pub(crate) struct Switch {
     router: RwLock<Router>,
     links: RwLock<HashMap<LinkId, Arc<Link>>>,
     /// At a proc: its links to others.
-    pub(super) shortcuts: Shortcuts,
+    pub(super) direct: DirectLinks,
 }
 
 impl Switch {
     #[cfg(test)]
     pub(crate) fn new(me: ProcAddr, reactor: &Arc<Reactor>, router: Router) -> Self {
-        Self::with_shortcuts(me, reactor, router, 0)
+        Self::with_direct_links(me, reactor, router, 0)
     }
 
     /// One that may have so many direct links, if it is a proc's.
-    pub(super) fn with_shortcuts(me: ProcAddr, reactor: &Arc<Reactor>, router: Router, most: usize) -> Self {
+    pub(super) fn with_direct_links(me: ProcAddr, reactor: &Arc<Reactor>, router: Router, most: usize) -> Self {
         Self {
             me,
             reactor: Arc::clone(reactor),
             router: RwLock::new(router),
             links: RwLock::default(),
-            shortcuts: Shortcuts::new(me, reactor, most),
+            direct: DirectLinks::new(me, reactor, most),
         }
     }
 
@@ -109,7 +109,7 @@ impl Switch {
 
     /// The link by which what is sent to a process leaves this one.
     pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
-        let direct = self.shortcuts.link_to(addr);
+        let direct = self.direct.link_to(addr);
         if direct.is_some() {
             return direct;
         }
@@ -120,11 +120,11 @@ impl Switch {
     }
 
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
-        read(&self.links).values().cloned().chain(self.shortcuts.all()).collect()
+        read(&self.links).values().cloned().chain(self.direct.all()).collect()
     }
 
     pub(super) fn len(&self) -> usize {
-        read(&self.links).len() + self.shortcuts.len()
+        read(&self.links).len() + self.direct.len()
     }
 
     pub(super) fn close(&self) {
@@ -132,7 +132,7 @@ impl Switch {
         for link in links {
             link.close(&self.reactor);
         }
-        self.shortcuts.close();
+        self.direct.close();
     }
 
     // Frames.
@@ -203,12 +203,12 @@ impl Switch {
     /// up and back (ORD-1).
     fn cast_up(&self, parts: &impl Parts, frame: &Frame, up: LinkId) -> usize {
         let Some(link) = self.link(up) else { return 0 };
-        let is_near = frame.header.dst.mesh == self.me.mesh || self.shortcuts.may_reach(frame);
+        let is_near = frame.header.dst.mesh == self.me.mesh || self.direct.may_reach(frame);
         let Some(target) = Some(frame).filter(|_| is_near).and_then(|frame| frame.target().ok()) else {
             return link.send(&self.reactor, frame).unwrap_or(0);
         };
-        let send = |holds| match self.shortcuts.may_reach(frame) {
-            true => self.shortcuts.cast(&link, frame, &target, holds),
+        let send = |holds| match self.direct.may_reach(frame) {
+            true => self.direct.cast(&link, frame, &target, holds),
             false => link.send(&self.reactor, frame).unwrap_or(0),
         };
         let Some(index) = target.index_of(self.me) else { return send(None) };
@@ -238,7 +238,7 @@ impl Switch {
                 if (to.is_guest() || frame.header.kind == Kind::Partial) && parts.has_output(&frame) {
                     frame.header.set_printed();
                 }
-                self.link(id).map_or(0, |link| self.shortcuts.send(&link, &frame))
+                self.link(id).map_or(0, |link| self.direct.send(&link, &frame))
             }
             Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
             Route::Remote(_) if parts.answers_for(&frame) => 0,

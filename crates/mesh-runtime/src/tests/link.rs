@@ -7,6 +7,7 @@ use mesh_proto::{EndReason, Frame, ProcAddr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 fn sockets() -> (OwnedFd, OwnedFd) {
@@ -225,4 +226,36 @@ fn a_socket_goes_in_its_place_among_the_frames() {
         assert!(b.take_socket(numbers[0]).is_none());
     }
     assert_eq!(seen, (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_direct_link_waits_a_moment_for_an_end_that_reads() {
+    let (reactor, (ours, theirs)) = (Reactor::new().unwrap(), sockets());
+    let a = Link::direct(1, ProcAddr::CONTROLLER, ours);
+    let b = Link::new(2, ProcAddr::CONTROLLER, theirs);
+    a.register(&reactor).unwrap();
+    // More than the socket holds. On a busy machine the other end may not get to read in time.
+    let more = frame(1, 600_000);
+    let (ends, read) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::SeqCst) {
+                b.read(|_| {
+                    read.fetch_add(1, Ordering::SeqCst);
+                });
+                std::thread::yield_now();
+            }
+        });
+        let mut sent = 0;
+        while a.send(&reactor, &more).unwrap() > 0 {
+            sent += 1;
+            assert!(sent < 100, "it queued {sent} times");
+            a.drain(&reactor, Duration::from_secs(30));
+        }
+        while read.load(Ordering::SeqCst) <= sent {
+            std::thread::yield_now();
+        }
+        ends.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(a.queued(), 0);
 }

@@ -1,4 +1,4 @@
-//! The direct links of a proc, and the messages that go by them. [`mesh_proto::DirectLinks`] decides when there is one, and
+//! The direct links of a proc, and the messages that go by them. [`mesh_proto::DirectPlan`] decides when there is one, and
 //! what goes by it.
 //!
 //! The lock is held for reading while a message is sent, whichever way it goes, and for writing while a way begins or
@@ -8,7 +8,7 @@ use crate::link::{Hold, Link};
 use crate::locks::{read, write};
 use crate::reactor::Reactor;
 use mesh_proto::control::{Direct, heard_of, may_go_direct};
-use mesh_proto::{DirectLinks, Frame, Header, Heard, LinkId, ProcAddr, Reason, Target};
+use mesh_proto::{DirectPlan, Frame, Header, Heard, LinkId, ProcAddr, Reason, Target};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
@@ -19,7 +19,7 @@ const FEW: usize = 16;
 
 #[derive(Debug)]
 struct State {
-    plan: DirectLinks,
+    plan: DirectPlan,
     links: HashMap<LinkId, Arc<Link>>,
     /// How often either has changed.
     changes: u64,
@@ -27,7 +27,7 @@ struct State {
 
 /// The direct links of a proc. See the module.
 #[derive(Debug)]
-pub(crate) struct Shortcuts {
+pub(crate) struct DirectLinks {
     me: ProcAddr,
     reactor: Arc<Reactor>,
     started: Instant,
@@ -38,10 +38,10 @@ pub(crate) struct Shortcuts {
     state: RwLock<State>,
 }
 
-impl Shortcuts {
+impl DirectLinks {
     pub(super) fn new(me: ProcAddr, reactor: &Arc<Reactor>, most: usize) -> Self {
         let most = if me.is_agent() || me.is_guest() { 0 } else { most };
-        let state = State { plan: DirectLinks::new(most), links: HashMap::new(), changes: 0 };
+        let state = State { plan: DirectPlan::new(most), links: HashMap::new(), changes: 0 };
         Self {
             me,
             reactor: Arc::clone(reactor),
@@ -133,10 +133,11 @@ impl Shortcuts {
         }
         let others = target.len() - reached.len() - usize::from(target.index_of(self.me).is_some());
         let routed = if others > 0 && target.len() <= FEW { target.procs().collect() } else { Vec::new() };
+        let rest = if others > 0 { Some(frame.clone()) } else { heard_of(frame, self.me.host) };
         let mut most = 0;
         if reached.is_empty() {
             most = up.send(&self.reactor, frame).unwrap_or(0);
-        } else if let Some(rest) = if others > 0 { Some(frame.clone()) } else { heard_of(frame, self.me.host) } {
+        } else if let Some(rest) = rest {
             // First: whatever is made by the message, its owner must be known if this process dies now.
             let passed = Direct::Passed(reached, rest).frame(self.me, self.agent());
             most = up.send(&self.reactor, &passed).unwrap_or(0);
