@@ -12,11 +12,10 @@
 //! DIR-2: what a link accepts is read by its other end, unless one of the two dies.
 //! DIR-3: a proc has at most so many links, not counting those that are ending. A link that was used within the last second
 //! gives way to no other.
-//!
 //! DIR-4: a proc takes what is in the sockets of its links in the order in which it was sent, whoever has sent it. So what a
 //! proc has written to another's socket is there before anything that a third sends because of it. That leaves out what
 //! still goes by way of the agent, and what waits for room.
-//!
+
 use crate::{LinkId, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
