@@ -583,15 +583,17 @@ def test_ctrl_c_is_raised_once_and_the_script_goes_on(script: Any) -> None:
 
 def test_a_script_ends_by_sigint_whatever_else_runs_at_its_end(script: Any) -> None:
     """EXIT-2: the interpreter forgets why it ends when any thread runs code from text, as importing a dataclass does."""
+    # It waits for a call: a signal that comes just before the interpreter waits for a lock does not end that wait.
     run = script(
         """
-        import atexit, threading
+        import atexit
         from mesh_core import this_host
+        from core_samples import Coroutines
 
-        procs = this_host().spawn_procs()
+        waits = this_host().spawn_procs().spawn("held", Coroutines).hold.call()
         atexit.register(lambda: exec("pass"))
         print("up", flush=True)
-        threading.Event().wait()
+        waits.get()
         """,
         fresh=True,
     )
