@@ -82,6 +82,12 @@ impl Decoder {
         }
     }
 
+    /// How many frames there were; after the last number it begins anew.
+    #[must_use]
+    pub fn due(&self) -> u32 {
+        self.due
+    }
+
     /// The next whole frame, if it has arrived.
     ///
     /// # Errors

@@ -1,20 +1,24 @@
-//! Direct links: which messages of a proc go straight to another proc of its host instead of by way of their agent.
+//! Direct links: which messages of a proc go straight to another proc of its host instead of by way of their agent, and in
+//! which order a proc takes what comes by several ways.
 //!
 //! A proc that has sent another one enough messages by way of the agent asks for a link. The agent makes one and gives
 //! each of the two an end. From then on the link is two one-way streets, and each end decides about its own:
 //!
-//! 1. An end that it has no use for is refused. Otherwise it tells the other that it is ready to read.
-//! 2. An end whose other is ready begins: it says so by way of the agent, and sends everything else by the link. The other
-//!    starts to read when it hears that it began, which is behind all that was sent before.
+//! 1. An end that it has no use for is refused. Otherwise it reads it, and tells the other that it is ready.
+//! 2. An end whose other is ready sends by the link whatever it sends while the agent has handed on all that it had sent
+//!    there before; the rest goes by way of the agent.
 //! 3. An end stops by closing its way after the last message; what it sends then goes by way of the agent again.
 //!
 //! DIR-1: messages of one proc to another keep their order, whichever way each of them went (ORD-1).
 //! DIR-2: what a link accepts is read by its other end, unless one of the two dies.
 //! DIR-3: a proc has at most so many links, not counting those that are ending. A link that was used within the last second
 //! gives way to no other.
-//! DIR-4: a proc takes what is in the sockets of its links in the order in which it was sent, whoever has sent it. So what a
-//! proc has written to another's socket is there before anything that a third sends because of it. That leaves out what
-//! still goes by way of the agent, and what waits for room.
+//! DIR-4: of what the procs of a host send, a proc takes causes before their effects, whoever has sent them and whichever
+//! way each of them went. A way whose other end has accepted something and then stands still is waited for only so long.
+//!
+//! For DIR-1 and DIR-4 each frame has the time at which its last link accepted it, by the clock of the host, and each end of a
+//! link shows how many frames it has accepted ([`choose`]). What is on the way by the agent has no such time yet, so
+//! nothing else is sent past it (2).
 
 use crate::{LinkId, ProcAddr};
 use std::collections::HashMap;
@@ -59,6 +63,55 @@ enum Way {
     Closed,
 }
 
+/// What a proc knows of one way by which messages come to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Incoming {
+    /// When the next frame was sent, of those that are here.
+    pub next: Option<u64>,
+    /// When the last one was that was here.
+    pub last: u64,
+    /// The other end has accepted more than is here, and is waited for.
+    pub is_behind: bool,
+}
+
+/// What a proc does next with what is here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// It takes the next frame of this way.
+    Take(usize),
+    /// There is nothing.
+    Nothing,
+    /// It looks again: what is here was sent after it looked.
+    LookAgain,
+    /// It waits for a way that is behind, as something older may come by it.
+    Wait,
+}
+
+/// What is taken next of what is here, by a proc that looked at `until` how much each way has accepted, and read that much
+/// of it if it was there (DIR-4).
+///
+/// Whatever was sent until then has its causes among what was accepted by then, and they were sent earlier. So the oldest
+/// frame is next, unless it is younger than the last one of a way that is behind, where an older one may come.
+#[must_use]
+pub fn choose(ways: impl IntoIterator<Item = Incoming>, until: u64) -> Choice {
+    let mut oldest: Option<(u64, usize)> = None;
+    let mut bound = u64::MAX;
+    for (at, way) in ways.into_iter().enumerate() {
+        match way.next {
+            Some(sent) if oldest.is_none_or(|(least, _)| sent < least) => oldest = Some((sent, at)),
+            Some(_) => {}
+            None if way.is_behind => bound = bound.min(way.last),
+            None => {}
+        }
+    }
+    match oldest {
+        None => Choice::Nothing,
+        Some((sent, _)) if sent >= bound => Choice::Wait,
+        Some((sent, _)) if sent > until => Choice::LookAgain,
+        Some((_, at)) => Choice::Take(at),
+    }
+}
+
 #[derive(Debug)]
 struct Count {
     sent: u32,
@@ -76,7 +129,8 @@ impl Default for Count {
 struct Link {
     peer: ProcAddr,
     out: Way,
-    back: Way,
+    /// The other end sends nothing more, and all that it sent was read.
+    has_ended: bool,
     /// Since the last sweep.
     used: AtomicBool,
 }
@@ -155,7 +209,7 @@ impl DirectPlan {
 
     // Links that come.
 
-    /// An end of a link to `peer` came from the agent. False if it is refused.
+    /// An end of a link to `peer` came from the agent: it is read from now on. False if it is refused.
     pub fn offered(&mut self, id: LinkId, peer: ProcAddr) -> bool {
         let taken = self.links.contains_key(&id);
         let has_one = self.links.values().any(|link| link.peer == peer && link.out != Way::Closed);
@@ -163,7 +217,7 @@ impl DirectPlan {
             self.be_patient(peer);
             return false;
         }
-        let link = Link { peer, out: Way::Waiting, back: Way::Waiting, used: AtomicBool::new(true) };
+        let link = Link { peer, out: Way::Waiting, has_ended: false, used: AtomicBool::new(true) };
         self.links.insert(id, link);
         true
     }
@@ -173,7 +227,7 @@ impl DirectPlan {
         count.needed = count.needed.saturating_mul(PATIENCE).min(MOST_PATIENT);
     }
 
-    /// The other end is ready. True if this one begins now: once it has said so by way of the agent, messages go by the link.
+    /// The other end is ready: messages go by the link from now on. False if this one has no use for it any more.
     pub fn ready(&mut self, id: LinkId, from: ProcAddr) -> bool {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.peer == from && link.out == Way::Waiting) else {
             return false;
@@ -194,29 +248,12 @@ impl DirectPlan {
         true
     }
 
-    /// The other end has begun. True if this one is read from now on.
-    pub fn begun(&mut self, id: LinkId, from: ProcAddr) -> bool {
-        let link = self.links.get_mut(&id).filter(|link| link.peer == from && link.back == Way::Waiting);
-        link.is_some_and(|link| {
-            link.back = Way::Open;
-            true
-        })
-    }
-
-    // Reading.
-
-    /// The links by which messages of this proc come.
-    pub fn from(&self, peer: ProcAddr) -> impl Iterator<Item = LinkId> + '_ {
-        let reads = move |link: &Link| link.peer == peer && link.back == Way::Open;
-        self.links.iter().filter(move |(_, link)| reads(link)).map(|(id, _)| *id)
-    }
-
     // Links that end.
 
     /// The other end sends nothing more, and all that it sent was read.
     pub fn heard_end(&mut self, id: LinkId) -> Heard {
         let Some(link) = self.links.get_mut(&id) else { return Heard::Over };
-        link.back = Way::Closed;
+        link.has_ended = true;
         if link.out == Way::Open {
             return Heard::Stop;
         }
@@ -227,14 +264,14 @@ impl DirectPlan {
     /// Whether the other end sends nothing more, while this one still does.
     #[must_use]
     pub fn is_ending(&self, id: LinkId) -> bool {
-        self.links.get(&id).is_some_and(|link| link.back == Way::Closed && link.out == Way::Open)
+        self.links.get(&id).is_some_and(|link| link.has_ended && link.out == Way::Open)
     }
 
     /// Nothing more is sent by the link, and the other end can tell. True if the link is over.
     pub fn stopped(&mut self, id: LinkId) -> bool {
         let Some(link) = self.links.get_mut(&id) else { return true };
         link.out = Way::Closed;
-        let (peer, over) = (link.peer, link.back == Way::Closed);
+        let (peer, over) = (link.peer, link.has_ended);
         if self.open.get(&peer) == Some(&id) {
             self.open.remove(&peer);
         }

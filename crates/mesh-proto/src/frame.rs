@@ -312,12 +312,6 @@ impl Header {
         self.deadline_ms = ms;
     }
 
-    /// Takes everything out that its body would have to have, but for the receivers.
-    pub(crate) fn empty(&mut self) {
-        (self.parts, self.body_len, self.name_len) = (0, u64::from(self.target_len), 0);
-        self.flags &= !(flags::SOLE | flags::SHARED | flags::REFS | flags::DISTANT);
-    }
-
     fn flag(&mut self, bit: u16, on: bool) {
         if on {
             self.flags |= bit;

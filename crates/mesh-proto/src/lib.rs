@@ -59,7 +59,7 @@ pub use backlog::{Backlog, Place};
 pub use carried::Carried;
 pub use copies::{Asker, Bereft, Copies, ValueKey, Wanted};
 pub use decode::{Decoder, READ_CHUNK};
-pub use direct::{DirectPlan, Heard, Reason};
+pub use direct::{Choice, DirectPlan, Heard, Incoming, Reason, choose};
 pub use early::Early;
 pub use error::{FrameError, MAX_BODY};
 pub use family::{Aftermath, Family, Owned};

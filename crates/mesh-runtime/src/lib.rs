@@ -28,6 +28,7 @@ mod inspect;
 mod interfaces;
 mod journal;
 mod link;
+mod link_page;
 mod locks;
 mod logs;
 mod loop_waker;

@@ -1,9 +1,10 @@
 //! One Unix socket to a neighbour.
 
 use crate::error::RuntimeError;
+use crate::link_page::LinkPage;
 use crate::reactor::{Reactor, would_block};
 use bytes::Bytes;
-use mesh_proto::{Decoder, EndReason, Frame, HEADER_LEN, LinkId, ProcAddr};
+use mesh_proto::{Decoder, EndReason, Frame, HEADER_LEN, Header, Incoming, LinkId, ProcAddr};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
@@ -14,7 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Frames up to this length are written from one small buffer; longer ones from where they are.
@@ -25,10 +26,12 @@ const IOV: usize = 32;
 /// Bytes read from one link before others get a turn. More than a socket holds, so that a dead peer's last messages are read
 /// at once.
 const MOST_READ: usize = 4 * 1024 * 1024;
-/// How long a sender waits for the other end of a direct link, which always reads.
-const MOMENT: Duration = Duration::from_millis(50);
-/// Sockets that came by a link and were not taken yet. Their frames are behind them, so more than one is rare.
-const MOST_SOCKETS: usize = 16;
+/// The most descriptors that go with one frame.
+const DESCRIPTORS: usize = 3;
+/// Frames whose descriptors came by a link and were not taken yet. They are behind these, so more than one is rare.
+const MOST_WITH: usize = 16;
+/// A direct link whose other end stood still so often is not waited for again.
+const MOST_LATE: u32 = 3;
 
 /// How a read ended.
 pub(crate) enum ReadEnd {
@@ -38,11 +41,11 @@ pub(crate) enum ReadEnd {
     Closed(EndReason),
 }
 
-/// Bytes that wait, and a socket that goes with the first of them.
+/// Bytes that wait, and descriptors that go with the first of them.
 #[derive(Debug)]
 struct Chunk {
     bytes: Bytes,
-    socket: Option<OwnedFd>,
+    with: Vec<OwnedFd>,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +71,16 @@ struct Rx {
     next: Option<Frame>,
     /// Nothing comes behind what was read.
     end: Option<EndReason>,
+    /// When the last frame was sent that was decoded here.
+    last: u64,
+    /// Bytes that came.
+    total: u64,
+    /// The other end had accepted so many frames when this one looked, or is not waited for.
+    accepted: Option<u32>,
+    /// The other end stood still, and is not waited for until all is here that it has accepted.
+    is_late: bool,
+    /// How often it did.
+    times_late: u32,
 }
 
 /// The link. Any thread may send; the thread that holds the reactor's lock reads.
@@ -78,8 +91,12 @@ pub(crate) struct Link {
     fd: OwnedFd,
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
-    /// Sockets that have come; none if the peer may send none.
-    sockets: Option<Mutex<VecDeque<OwnedFd>>>,
+    /// Descriptors that have come, by the frames that they belong to; none if the peer may send none.
+    came_with: Option<Mutex<VecDeque<Vec<OwnedFd>>>>,
+    /// Where both ends show each other how far they are, if there have been direct links.
+    page: OnceLock<LinkPage>,
+    /// Something can be read, as a poll has said.
+    is_readable: AtomicBool,
     /// Whether it is read when something comes.
     reads: AtomicBool,
     /// Whether it leads to another proc.
@@ -111,37 +128,56 @@ impl Link {
             fd,
             tx: Mutex::new(Tx::default()),
             rx: Mutex::default(),
-            sockets: None,
+            came_with: None,
+            page: OnceLock::new(),
+            is_readable: AtomicBool::new(false),
             reads: AtomicBool::new(true),
             is_direct: false,
             room: Condvar::new(),
         }
     }
 
-    /// A link to another proc, which is not read yet.
-    pub(crate) fn direct(id: LinkId, peer: ProcAddr, fd: OwnedFd) -> Self {
-        Self { reads: AtomicBool::new(false), is_direct: true, ..Self::new(id, peer, fd) }
+    /// A link to another proc.
+    pub(crate) fn direct(id: LinkId, peer: ProcAddr, fd: OwnedFd, page: LinkPage) -> Self {
+        let page = OnceLock::from(page);
+        Self { is_direct: true, page, ..Self::new(id, peer, fd) }
     }
 
-    /// A link by which sockets come too: that to an agent.
-    pub(crate) fn with_sockets(id: LinkId, peer: ProcAddr, fd: OwnedFd) -> Self {
-        Self { sockets: Some(Mutex::default()), ..Self::new(id, peer, fd) }
+    /// A link by which descriptors come too: that to an agent.
+    pub(crate) fn with_descriptors(id: LinkId, peer: ProcAddr, fd: OwnedFd) -> Self {
+        Self { came_with: Some(Mutex::default()), ..Self::new(id, peer, fd) }
     }
 
-    /// The socket with this number ([`socket_number`]), if it has come.
-    pub(crate) fn take_socket(&self, number: u64) -> Option<OwnedFd> {
-        let mut sockets = lock(self.sockets.as_ref()?);
-        let at = sockets.iter().position(|socket| socket_number(socket.as_fd()) == Some(number))?;
-        sockets.remove(at)
+    /// The descriptors that have come with a frame, by the number of the first of them, a socket ([`socket_number`]).
+    pub(crate) fn take_with(&self, number: u64) -> Option<Vec<OwnedFd>> {
+        let mut came = lock(self.came_with.as_ref()?);
+        let is_it = |one: &Vec<OwnedFd>| one.first().and_then(|socket| socket_number(socket.as_fd())) == Some(number);
+        let at = came.iter().position(is_it)?;
+        came.remove(at)
+    }
+
+    // The page.
+
+    /// Shows the other end from now on how far this one is.
+    pub(crate) fn set_page(&self, page: LinkPage) {
+        // Under the lock: what is accepted from now on is shown by whoever accepts it.
+        let tx = lock(&self.tx);
+        self.page.get_or_init(|| page).accept(tx.seq);
+    }
+
+    /// Whether it has one.
+    pub(crate) fn has_page(&self) -> bool {
+        self.page.get().is_some()
+    }
+
+    /// Whether the other end has handed on all that this one has accepted. False if nobody can tell.
+    pub(crate) fn is_handed_on(&self) -> bool {
+        self.page.get().is_some_and(LinkPage::is_handed_on)
     }
 
     /// Starts to watch it.
     pub(crate) fn register(&self, reactor: &Reactor) -> Result<(), RuntimeError> {
-        reactor.add(self.fd.as_fd(), u64::from(self.id))?;
-        if !self.reads() {
-            self.watch_as(reactor, false);
-        }
-        Ok(())
+        reactor.add(self.fd.as_fd(), u64::from(self.id))
     }
 
     /// Whether it is read when something comes.
@@ -149,20 +185,11 @@ impl Link {
         self.reads.load(Ordering::SeqCst)
     }
 
-    /// Reads from now on.
-    pub(crate) fn start_reading(&self, reactor: &Reactor) {
-        self.set_reading(reactor, true);
-    }
-
     /// Reads nothing more.
     pub(crate) fn stop_reading(&self, reactor: &Reactor) {
-        self.set_reading(reactor, false);
-    }
-
-    fn set_reading(&self, reactor: &Reactor, reads: bool) {
         // Under the lock, which orders it with changes of what is watched for writing.
         let tx = lock(&self.tx);
-        self.reads.store(reads, Ordering::SeqCst);
+        self.reads.store(false, Ordering::SeqCst);
         self.watch_as(reactor, tx.watching);
     }
 
@@ -182,11 +209,7 @@ impl Link {
         if tx.closed {
             return None;
         }
-        let mut header = frame.header;
-        header.seq = tx.seq;
-        header.sent = now();
-        tx.seq = tx.seq.wrapping_add(1);
-        let head = header.encode();
+        let head = self.accept(&mut tx, frame).encode();
         let body = &frame.body;
         let total = HEADER_LEN + body.len();
         let mut done = 0;
@@ -209,15 +232,6 @@ impl Link {
             if done == total {
                 return Some(0);
             }
-            if self.is_direct {
-                done = match self.write_on(&head, body, done) {
-                    Ok(done) => done,
-                    Err(errno) => return self.broken(reactor, &mut tx, errno),
-                };
-                if done == total {
-                    return Some(0);
-                }
-            }
         }
         tx.queued += total - done;
         if done < HEADER_LEN {
@@ -229,7 +243,7 @@ impl Link {
             tx.tail.extend_from_slice(rest);
         } else {
             tx.close_tail();
-            tx.queue.push_back(Chunk { bytes: body.slice(done - HEADER_LEN..), socket: None });
+            tx.queue.push_back(Chunk::plain(body.slice(done - HEADER_LEN..)));
         }
         if tx.tail.len() >= CHUNK {
             tx.close_tail();
@@ -240,21 +254,30 @@ impl Link {
         Some(tx.queued)
     }
 
-    /// Sends a short frame and a socket with it, behind what waits. The peer gets the frame alone if the system cannot
-    /// send sockets at the moment.
-    pub(crate) fn send_with(&self, reactor: &Reactor, frame: &Frame, socket: OwnedFd) {
-        let mut tx = lock(&self.tx);
-        if tx.closed {
-            return;
-        }
+    /// Accepts a frame: from now on the other end knows of it, and waits for it before it takes what is younger.
+    fn accept(&self, tx: &mut Tx, frame: &Frame) -> Header {
         let mut header = frame.header;
         header.seq = tx.seq;
         header.sent = now();
         tx.seq = tx.seq.wrapping_add(1);
+        if let Some(page) = self.page.get() {
+            page.accept(tx.seq);
+        }
+        header
+    }
+
+    /// Sends a short frame and descriptors with it, behind what waits. The peer gets the frame alone if the system cannot
+    /// send descriptors at the moment.
+    pub(crate) fn send_with(&self, reactor: &Reactor, frame: &Frame, with: Vec<OwnedFd>) {
+        let mut tx = lock(&self.tx);
+        if tx.closed {
+            return;
+        }
+        let head = self.accept(&mut tx, frame).encode();
         tx.close_tail();
-        let bytes = Bytes::from([&header.encode(), &frame.body[..]].concat());
+        let bytes = Bytes::from([&head, &frame.body[..]].concat());
         tx.queued += bytes.len();
-        tx.queue.push_back(Chunk { bytes, socket: Some(socket) });
+        tx.queue.push_back(Chunk { bytes, with });
         if tx.holds == 0 {
             self.write_queue(reactor, &mut tx);
             if tx.queued > 0 {
@@ -291,27 +314,6 @@ impl Link {
         None
     }
 
-    /// Goes on with a frame for which the socket had no room, for a moment. Whoever learns of what waits in this process could
-    /// be heard before it (DIR-4).
-    #[cold]
-    fn write_on(&self, head: &[u8], body: &[u8], mut done: usize) -> Result<usize, Errno> {
-        let end = Instant::now() + MOMENT;
-        while done < head.len() + body.len() {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-            let mut fds = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::OUT)];
-            let _ = rustix::event::poll(&mut fds, Some(&timeout));
-            done += match done.checked_sub(head.len()) {
-                None => self.write(&[IoSlice::new(&head[done..]), IoSlice::new(body)])?,
-                Some(at) => self.write(&[IoSlice::new(&body[at..])])?,
-            };
-        }
-        Ok(done)
-    }
-
     /// Whether a write that failed is only to be tried again. Both ends of a direct link live on, so that a shortage of memory
     /// must not end it.
     fn may_go_on(&self, errno: Errno) -> bool {
@@ -326,21 +328,21 @@ impl Link {
         }
     }
 
-    /// Writes bytes with a socket, which is gone with the first of them.
-    fn write_with(&self, bytes: &[u8], socket: &mut Option<OwnedFd>) -> Result<usize, Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut with = SendAncillaryBuffer::new(&mut space);
-        let sockets: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
-        with.push(SendAncillaryMessage::ScmRights(&sockets));
-        let sent = sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut with, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        match sent {
+    /// Writes bytes with descriptors, which are gone with the first of them.
+    fn write_with(&self, bytes: &[u8], with: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut message = SendAncillaryBuffer::new(&mut space);
+        let descriptors: Vec<_> = with.iter().map(AsFd::as_fd).collect();
+        message.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut message, flags) {
             Ok(n) => {
-                *socket = None;
+                with.clear();
                 Ok(n)
             }
             Err(errno) if would_block(errno) => Ok(0),
             Err(Errno::TOOMANYREFS | Errno::NOMEM | Errno::NOBUFS) => {
-                *socket = None;
+                with.clear();
                 self.write(&[IoSlice::new(bytes)])
             }
             Err(errno) => Err(errno),
@@ -359,7 +361,7 @@ impl Link {
         tx.close_tail();
         while tx.queued > 0 && !tx.closed {
             let (asked, written) = match tx.queue.front_mut() {
-                Some(Chunk { bytes, socket: socket @ Some(_) }) => (bytes.len(), self.write_with(bytes, socket)),
+                Some(Chunk { bytes, with }) if !with.is_empty() => (bytes.len(), self.write_with(bytes, with)),
                 _ => self.write_plain(tx),
             };
             let n = match written {
@@ -381,10 +383,10 @@ impl Link {
         self.room.notify_all();
     }
 
-    /// Writes the first chunks, up to one with a socket. Returns how many bytes they have, and how many were written.
+    /// Writes the first chunks, up to one with descriptors. Returns how many bytes they have, and how many were written.
     fn write_plain(&self, tx: &Tx) -> (usize, Result<usize, Errno>) {
         let skip = tx.written;
-        let plain = tx.queue.iter().take(IOV).take_while(|chunk| chunk.socket.is_none());
+        let plain = tx.queue.iter().take(IOV).take_while(|chunk| chunk.with.is_empty());
         let slices: Vec<IoSlice<'_>> = plain
             .enumerate()
             .map(|(i, chunk)| IoSlice::new(if i == 0 { &chunk.bytes[skip..] } else { &chunk.bytes }))
@@ -406,9 +408,9 @@ impl Link {
     fn receive(&self, rx: &mut Decoder) -> Result<Option<(usize, usize)>, EndReason> {
         let room = rx.room();
         let asked = room.len();
-        let received = match &self.sockets {
+        let received = match &self.came_with {
             None => recv(&self.fd, room, RecvFlags::DONTWAIT).map(|(n, _)| (n, asked)),
-            Some(sockets) => self.receive_with(room, sockets),
+            Some(came) => self.receive_with(room, came),
         };
         match received {
             Ok((0, _)) => Err(EndReason::ConnectionClosed(rx.pending() as u64)),
@@ -421,32 +423,55 @@ impl Link {
         }
     }
 
-    /// A read ends where a socket comes, however much more there is: then it counts as a whole one.
-    fn receive_with(&self, room: &mut [u8], sockets: &Mutex<VecDeque<OwnedFd>>) -> Result<(usize, usize), Errno> {
+    /// A read ends where descriptors come, however much more there is: then it counts as a whole one.
+    fn receive_with(&self, room: &mut [u8], came: &Mutex<VecDeque<Vec<OwnedFd>>>) -> Result<(usize, usize), Errno> {
         let mut asked = room.len();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = recvmsg(&self.fd, &mut [IoSliceMut::new(room)], &mut with, flags)?;
         for message in with.drain() {
-            if let RecvAncillaryMessage::ScmRights(came) = message {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 asked = received.bytes;
-                let mut sockets = lock(sockets);
-                let left = MOST_SOCKETS.saturating_sub(sockets.len());
-                sockets.extend(came.take(left));
+                let descriptors = descriptors.collect();
+                let mut came = lock(came);
+                if came.len() < MOST_WITH {
+                    came.push_back(descriptors);
+                }
             }
         }
         Ok((received.bytes, asked))
     }
 
-    /// Reads what has come, and keeps it for [`Link::take`].
-    pub(crate) fn fill(&self) {
+    // Reading in the order of several links.
+
+    /// A poll has said that something can be read.
+    pub(crate) fn note_readable(&self) {
+        self.is_readable.store(true, Ordering::SeqCst);
+    }
+
+    /// Looks how much the other end has accepted until now, and reads what has come of it. It is kept for [`Link::take`].
+    pub(crate) fn look(&self) -> Incoming {
+        let accepted = self.page.get().map(LinkPage::accepted_there);
+        let readable = self.is_readable.swap(false, Ordering::SeqCst);
         let mut rx = lock(&self.rx);
+        if accepted == Some(rx.decoder.due()) && rx.times_late < MOST_LATE {
+            rx.is_late = false;
+        }
+        rx.accepted = accepted.filter(|_| !rx.is_late);
+        if readable || rx.is_behind() {
+            self.fill(&mut rx);
+        }
+        rx.incoming()
+    }
+
+    fn fill(&self, rx: &mut Rx) {
         let mut total = 0;
         while rx.end.is_none() && total < MOST_READ {
             match self.receive(&mut rx.decoder) {
                 Ok(Some((n, asked))) => {
                     total += n;
+                    rx.total += n as u64;
                     if n < asked {
                         return;
                     }
@@ -457,16 +482,23 @@ impl Link {
         }
     }
 
-    /// When the next frame of what was read was sent.
-    pub(crate) fn next_sent(&self) -> Option<u64> {
+    /// What is here of this way, and what may still come.
+    pub(crate) fn incoming(&self) -> Incoming {
+        lock(&self.rx).incoming()
+    }
+
+    /// How many bytes have come of what this end waits for; none if it waits for nothing.
+    pub(crate) fn behind(&self) -> Option<u64> {
         let mut rx = lock(&self.rx);
-        if rx.next.is_none() {
-            match rx.decoder.next_frame() {
-                Ok(next) => rx.next = next,
-                Err(error) => rx.end = Some(EndReason::Protocol(error.to_string())),
-            }
-        }
-        rx.next.as_ref().map(|frame| frame.header.sent)
+        let incoming = rx.incoming();
+        (incoming.next.is_none() && incoming.is_behind).then_some(rx.total)
+    }
+
+    /// The other end stands still: it is not waited for until all is here that it has accepted.
+    pub(crate) fn give_up(&self) {
+        let mut rx = lock(&self.rx);
+        (rx.is_late, rx.accepted) = (true, None);
+        rx.times_late = rx.times_late.saturating_add(1);
     }
 
     /// The frame that was looked at last.
@@ -477,12 +509,8 @@ impl Link {
     /// Why nothing more comes, once all that came was taken.
     pub(crate) fn take_end(&self) -> Option<EndReason> {
         let mut rx = lock(&self.rx);
+        rx.decode_next();
         if rx.next.is_none() { rx.end.take() } else { None }
-    }
-
-    /// The socket, to be polled.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 
     /// Reads what arrived and passes every frame to `take`.
@@ -497,7 +525,13 @@ impl Link {
             };
             loop {
                 match rx.next_frame() {
-                    Ok(Some(frame)) => take(frame),
+                    Ok(Some(frame)) => {
+                        let count = frame.header.seq.wrapping_add(1);
+                        take(frame);
+                        if let Some(page) = self.page.get() {
+                            page.hand_on(count);
+                        }
+                    }
                     Ok(None) => break,
                     Err(error) => return ReadEnd::Closed(EndReason::Protocol(error.to_string())),
                 }
@@ -581,10 +615,44 @@ impl Drop for Hold {
     }
 }
 
+impl Chunk {
+    fn plain(bytes: Bytes) -> Self {
+        Self { bytes, with: Vec::new() }
+    }
+}
+
+impl Rx {
+    /// Whether the other end has accepted more than was decoded.
+    fn is_behind(&self) -> bool {
+        self.accepted.is_some_and(|accepted| accepted != self.decoder.due())
+    }
+
+    fn incoming(&mut self) -> Incoming {
+        self.decode_next();
+        let next = self.next.as_ref().map(|_| self.last);
+        Incoming { next, last: self.last, is_behind: self.end.is_none() && self.is_behind() }
+    }
+
+    fn decode_next(&mut self) {
+        if self.next.is_some() {
+            return;
+        }
+        match self.decoder.next_frame() {
+            Ok(Some(next)) => {
+                // Nothing comes from the future, whatever it says.
+                self.last = next.header.sent.min(now());
+                self.next = Some(next);
+            }
+            Ok(None) => {}
+            Err(error) => self.end = Some(EndReason::Protocol(error.to_string())),
+        }
+    }
+}
+
 impl Tx {
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
-            self.queue.push_back(Chunk { bytes: std::mem::take(&mut self.tail).into(), socket: None });
+            self.queue.push_back(Chunk::plain(std::mem::take(&mut self.tail).into()));
         }
     }
 

@@ -15,7 +15,7 @@ mod refusal;
 mod traits;
 mod visit;
 
-pub use direct::{Direct, heard_of, may_go_direct};
+pub use direct::{Direct, may_go_direct};
 pub use fetch::Fetch;
 pub use hosts::{
     Attachment, EndJob, HostDown, HostLost, HostStanding, Introduction, Report, Revoked, Terms, Whereabouts, host_of,

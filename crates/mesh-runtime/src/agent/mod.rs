@@ -43,12 +43,14 @@ use mesh_proto::messages::ProcUp;
 use mesh_proto::{Ended, Event, Exit, Frame, Header, LinkId, MeshId, ProcAddr, Route};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// More procs than any mesh has on one host. Bounds loops over a number that came in a frame.
 pub(crate) const MOST_PROCS: u32 = 1 << 20;
+/// A proc knows its link to the agent as 0.
+const FIRST_LINK: LinkId = 1;
 
 /// What the host agent needs of its process.
 pub(crate) trait Surroundings: Dispatch {
@@ -87,8 +89,6 @@ pub(crate) struct HostAgent {
     /// When the process's clock started.
     started: Instant,
     next_link: AtomicU32,
-    /// Whether there have been links between procs.
-    joined: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -107,8 +107,7 @@ impl HostAgent {
             board: Arc::clone(board),
             home: Arc::clone(home),
             started,
-            next_link: AtomicU32::new(0),
-            joined: AtomicBool::new(false),
+            next_link: AtomicU32::new(FIRST_LINK),
             state: Mutex::new(state),
         }
     }
@@ -132,13 +131,7 @@ impl HostAgent {
         }
         state.procs.family.asked(one, other.mesh);
         state.procs.family.asked(other, one.mesh);
-        self.joined.store(true, Ordering::SeqCst);
         Some(self.new_link())
-    }
-
-    /// Whether there have been links between procs: a message may come before the spawn that it depends on.
-    pub(crate) fn has_joined(&self) -> bool {
-        self.joined.load(Ordering::SeqCst)
     }
 
     // The lives of procs.

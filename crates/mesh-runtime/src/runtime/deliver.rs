@@ -14,7 +14,7 @@ impl Parts for Runtime {
     }
 
     fn expects_early(&self) -> bool {
-        self.gateway.is_active() || self.agent.has_joined()
+        self.gateway.is_active()
     }
 
     fn overhear(&self, frame: &Frame, came: bool) {

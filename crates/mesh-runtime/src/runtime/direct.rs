@@ -2,48 +2,36 @@
 //! them. What goes by them is in [`super::direct_links`].
 
 use super::{Runtime, UP};
+use crate::error::RuntimeError;
 use crate::link::{Link, now, socket_number};
+use crate::link_page::{End, LinkPage};
 use mesh_proto::control::Direct;
-use mesh_proto::{EndReason, Frame, LinkId, ProcAddr};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use mesh_proto::{Choice, EndReason, Frame, Incoming, LinkId, ProcAddr, choose};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// So many rounds of reading are made before others get a turn.
 const PASSES: u32 = 64;
 
-/// Reads those links that have something.
-fn fill(links: &[Arc<Link>]) {
-    let mut fds: Vec<PollFd<'_>> =
-        links.iter().map(|link| PollFd::from_borrowed_fd(link.socket(), PollFlags::IN)).collect();
-    if poll(&mut fds, Some(&Timespec::default())).is_ok() {
-        let ready = fds.iter().zip(links).filter(|(fd, _)| !fd.revents().is_empty());
-        ready.for_each(|(_, link)| link.fill());
-    }
+/// Makes the page of a link, and returns it for the other end.
+fn share_page(link: &Link) -> Result<OwnedFd, RuntimeError> {
+    let page = LinkPage::create()?;
+    link.set_page(LinkPage::open(&page, End::First)?);
+    Ok(page)
 }
 
 impl Runtime {
     /// A frame about direct links.
     pub(super) fn on_direct(&self, frame: &Frame) {
         let from = frame.header.src;
-        let Some(said) = Direct::read(frame) else { return };
-        match said {
-            Direct::Ask(to) => self.link_procs(from, to),
-            Direct::Passed(ranks, passed) if self.me.is_agent() => {
-                let link = self.switch.link_of(from).map(|link| link.id);
-                self.switch.dispatch_past(self, passed, link, &ranks);
-            }
-            Direct::Offer(id, peer, socket) if from.is_agent() => self.on_offer(id, peer, socket),
-            Direct::Ready(id) => {
-                if let Some(up) = self.switch.link(UP).filter(|_| !self.me.is_agent()) {
-                    self.switch.direct.begin(&up, id, from);
-                }
-            }
-            Direct::Refused(id) => self.switch.direct.refused(id, from),
-            Direct::Begun(id) => self.switch.direct.begun(id, from),
-            Direct::Passed(..) | Direct::Offer(..) => {}
+        match Direct::read(frame) {
+            Some(Direct::Ask(to)) => self.link_procs(from, to),
+            Some(Direct::Offer(id, peer, socket)) if from.is_agent() => self.on_offer(id, peer, socket),
+            Some(Direct::Ready(id)) => self.switch.direct.ready(id, from),
+            Some(Direct::Refused(id)) => self.switch.direct.refused(id, from),
+            Some(Direct::Offer(..)) | None => {}
         }
     }
 
@@ -58,22 +46,37 @@ impl Runtime {
         if to_one.queued() > 0 || to_other.queued() > 0 {
             return;
         }
-        let Some(id) = self.agent.join(one, other) else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // If there are no descriptors left, messages go on as before.
         let Ok(ends) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None) else { return };
-        for (link, peer, end) in [(to_other, one, ends.0), (to_one, other, ends.1)] {
+        let Ok(page) = LinkPage::create() else { return };
+        let Ok(same_page) = page.try_clone() else { return };
+        let Some(id) = self.agent.join(one, other) else { return };
+        self.switch.expect_links();
+        for (link, peer, end, page) in [(to_other, one, ends.0, page), (to_one, other, ends.1, same_page)] {
             let number = socket_number(end.as_fd()).unwrap_or_default();
-            link.send_with(&self.reactor, &Direct::Offer(id, peer, number).frame(self.me, link.peer), end);
+            // With its first link, a proc gets the page of the one to its agent. Without that it takes no link.
+            let own = if link.has_page() { Ok(None) } else { share_page(&link).map(Some) };
+            let with = [end, page].into_iter().chain(own.ok().flatten()).collect();
+            link.send_with(&self.reactor, &Direct::Offer(id, peer, number).frame(self.me, link.peer), with);
         }
     }
 
     fn on_offer(&self, id: LinkId, peer: ProcAddr, socket: u64) {
         let Some(up) = self.switch.link(UP) else { return };
-        let link = up.take_socket(socket).map(|socket| Arc::new(Link::direct(id, peer, socket)));
-        let watched = link.filter(|link| id != UP && link.register(&self.reactor).is_ok());
-        let answer = if watched.is_some_and(|link| self.switch.direct.offered(&link)) {
-            self.inboxes.expect_early();
+        let with = up.take_with(socket).filter(|_| id != UP);
+        let link = with.and_then(|with| {
+            let mut with = with.into_iter();
+            let (socket, page) = (with.next()?, with.next()?);
+            if !up.has_page() {
+                up.set_page(LinkPage::open(with.next()?, End::Second).ok()?);
+            }
+            let end = if self.me < peer { End::First } else { End::Second };
+            let link = Arc::new(Link::direct(id, peer, socket, LinkPage::open(page, end).ok()?));
+            link.register(&self.reactor).ok()?;
+            Some(link)
+        });
+        let answer = if link.is_some_and(|link| self.switch.direct.offered(&link)) {
             Direct::Ready(id)
         } else {
             Direct::Refused(id)
@@ -88,41 +91,45 @@ impl Runtime {
             self.switch.direct.stop_ending(link.id);
         }
         if readable && link.reads() {
+            link.note_readable();
             self.read_in_order();
         }
     }
 
-    /// At a proc with direct links: takes what has come by all its links, in the order in which it was sent (DIR-4).
-    ///
-    /// Whatever was sent until some moment has its causes in these sockets by then: they were written before. So all sockets
-    /// are read after that moment, and what was sent until then is taken in the order of the clock that all processes of the
-    /// host share. What was sent later waits for the next round, as its causes may have come behind the reader's back.
+    /// At a proc that has had direct links: takes what has come by all its links, causes before their effects (DIR-4).
     pub(super) fn read_in_order(&self) {
         let Some(up) = self.switch.link(UP) else { return };
-        for pass in 1.. {
-            // Those who never stop to send are not waited for: what was read is taken, and others get a turn.
-            let until = if pass < PASSES { now() } else { u64::MAX };
+        for _ in 0..PASSES {
+            let until = now();
             let (mut links, changes) = self.switch.direct.read_links();
             links.push(Arc::clone(&up));
-            fill(&links);
-            let is_done = self.take_until(&links, until, changes);
-            let ends = links.iter().filter_map(|link| Some((link, link.take_end()?))).collect::<Vec<_>>();
+            let mut ways: Vec<Incoming> = links.iter().map(|link| link.look()).collect();
+            let choice = self.take_until(&links, &mut ways, until, changes);
+            let ends: Vec<_> = links.iter().filter_map(|link| Some((link, link.take_end()?))).collect();
+            let has_ended = !ends.is_empty();
             ends.into_iter().for_each(|(link, why)| self.on_link_end(link, why));
-            if is_done {
-                return;
+            match choice {
+                _ if has_ended => {}
+                Choice::Nothing => return self.switch.direct.waits_for_none(),
+                Choice::Wait if self.switch.direct.wait_for(&links) => {
+                    self.inboxes.expect_early();
+                    links.iter().filter(|link| link.behind().is_some()).for_each(|link| link.give_up());
+                }
+                Choice::Wait => return,
+                Choice::Take(_) | Choice::LookAgain => {}
             }
         }
+        // Those who never stop to send are not waited for: others get a turn.
+        self.switch.direct.read_again();
     }
 
-    /// Takes frames that were sent until then. False if there may be more: later ones, or the links have changed.
-    fn take_until(&self, links: &[Arc<Link>], until: u64, changes: u64) -> bool {
+    /// Takes frames in their order until none is left to take, or the links have changed. Returns why it ends.
+    fn take_until(&self, links: &[Arc<Link>], ways: &mut [Incoming], until: u64, changes: u64) -> Choice {
         loop {
-            let next = links.iter().filter_map(|link| Some((link.next_sent()?, link)));
-            let Some((sent, link)) = next.min_by_key(|(sent, _)| *sent) else { return true };
-            if sent > until {
-                return false;
-            }
-            let Some(frame) = link.take() else { return true };
+            let choice = choose(ways.iter().copied(), until);
+            let Choice::Take(at) = choice else { return choice };
+            let (Some(link), Some(way)) = (links.get(at), ways.get_mut(at)) else { return choice };
+            let Some(frame) = link.take() else { return choice };
             // A proc speaks only for itself.
             let header = &frame.header;
             if link.id == UP || header.src == link.peer && header.dst == self.me && header.target_len == 0 {
@@ -132,8 +139,9 @@ impl Runtime {
                 self.dispatch(frame, Some(link.id));
             }
             if self.switch.direct.changes() != changes {
-                return false;
+                return choice;
             }
+            *way = link.incoming();
         }
     }
 

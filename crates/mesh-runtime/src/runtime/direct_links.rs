@@ -1,21 +1,30 @@
 //! The direct links of a proc, and the messages that go by them. [`mesh_proto::DirectPlan`] decides when there is one, and
 //! what goes by it.
 //!
-//! The lock is held for reading while a message is sent, whichever way it goes, and for writing while a way begins or
-//! ends: so nothing is sent by the old way once the new one is open (DIR-1). It comes before the locks of links.
+//! The lock is held for reading while a message is sent, whichever way it goes, and for writing while a way ends: so nothing
+//! is sent by a way that has ended. It comes before the locks of links.
 
 use crate::link::{Hold, Link};
-use crate::locks::{read, write};
+use crate::locks::{lock, read, write};
 use crate::reactor::Reactor;
-use mesh_proto::control::{Direct, heard_of, may_go_direct};
-use mesh_proto::{DirectPlan, Frame, Header, Heard, LinkId, ProcAddr, Reason, Target};
+use crate::wait::Leading as _;
+use mesh_proto::control::{Direct, may_go_direct};
+use mesh_proto::{DirectPlan, Frame, Heard, LinkId, ProcAddr, Reason, Target};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, RwLock};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
 
 /// A cast to so many procs or fewer counts as a message to each of them.
 const FEW: usize = 16;
+/// How long a sender with a link waits until the agent has handed on what it sent there: often it has, and only was interrupted
+/// before it could say so.
+const CATCH_UP: Duration = Duration::from_micros(100);
+/// If that was in vain, so many messages go by way of the agent before the sender waits again.
+const BY_AGENT: u32 = 64;
+/// How long what has come waits for an older message that is on its way. Then its sender stands still: it is stopped, or has
+/// died while a copy of it keeps its socket.
+const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct State {
@@ -36,6 +45,19 @@ pub(crate) struct DirectLinks {
     /// How many there are. Usually none, and then the lock need not be taken to read.
     count: AtomicUsize,
     state: RwLock<State>,
+    /// So many messages go by way of the agent, before a sender waits for it again.
+    by_agent: AtomicU32,
+    blocked: Mutex<Option<Blocked>>,
+    /// The sockets are to be read without a word of a poll.
+    is_due: AtomicBool,
+}
+
+/// Something that has come waits for something older.
+#[derive(Debug)]
+struct Blocked {
+    since: Instant,
+    /// The bytes that had come of what it waits for.
+    total: u64,
 }
 
 impl DirectLinks {
@@ -49,6 +71,9 @@ impl DirectLinks {
             wanted: most > 0,
             count: AtomicUsize::new(0),
             state: RwLock::new(state),
+            by_agent: AtomicU32::new(0),
+            blocked: Mutex::default(),
+            is_due: AtomicBool::new(false),
         }
     }
 
@@ -71,10 +96,30 @@ impl DirectLinks {
 
     // Messages out.
 
-    /// Whether a message has two ways to go, one of them only possibly.
-    fn is_for_neighbor(&self, header: &Header) -> bool {
-        let to = header.dst;
-        self.wanted && to.host == self.me.host && !to.is_agent() && !to.is_guest() && may_go_direct(header.kind)
+    /// Whether a message to this process has two ways to go, one of them only possibly.
+    fn is_for_neighbor(&self, to: ProcAddr, frame: &Frame) -> bool {
+        let is_near = to.host == self.me.host && !to.is_agent() && !to.is_guest();
+        self.wanted && is_near && may_go_direct(frame, self.me.host)
+    }
+
+    /// Whether the agent has handed on all that this process has sent there: what goes by a link now overtakes nothing.
+    fn is_clear(&self, up: &Link) -> bool {
+        if up.is_handed_on() {
+            return true;
+        }
+        let fewer = |left: u32| left.checked_sub(1);
+        if self.by_agent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok() {
+            return false;
+        }
+        let end = Instant::now() + CATCH_UP;
+        while Instant::now() < end {
+            std::thread::yield_now();
+            if up.is_handed_on() {
+                return true;
+            }
+        }
+        self.by_agent.store(BY_AGENT, Ordering::Relaxed);
+        false
     }
 
     /// The link by which messages to a process go, if it is a direct one.
@@ -89,67 +134,63 @@ impl DirectLinks {
     /// Sends a message to another process, by the link to the agent if not by a direct one. Returns how many bytes wait
     /// behind it.
     pub(super) fn send(&self, up: &Link, frame: &Frame) -> usize {
-        if !self.is_for_neighbor(&frame.header) {
+        let to = frame.header.dst;
+        if !self.is_for_neighbor(to, frame) {
             return up.send(&self.reactor, frame).unwrap_or(0);
         }
-        let to = frame.header.dst;
-        let state = read(&self.state);
-        if let Some(link) = state.plan.way(to).and_then(|id| state.links.get(&id)) {
-            if let Some(heard) = heard_of(frame, self.me.host) {
-                up.send(&self.reactor, &Direct::Passed(Vec::new(), heard).frame(self.me, self.agent()));
-            }
-            if let Some(queued) = self.send_by(link, frame.clone()) {
-                let link = (queued == 0 && !link.reads()).then(|| link.id);
-                drop(state);
-                link.into_iter().for_each(|id| self.stop_ending(id));
-                return queued;
-            }
+        if let Some(queued) = self.send_past(up, to, frame) {
+            return queued;
         }
         let queued = up.send(&self.reactor, frame).unwrap_or(0);
-        drop(state);
         self.note_routed(up, [to]);
         queued
     }
 
-    fn send_by(&self, link: &Link, mut frame: Frame) -> Option<usize> {
-        // As between hosts, it may come before the spawn of what it is for.
-        frame.header.set_abroad();
-        link.send(&self.reactor, &frame)
-    }
-
-    /// Whether a cast to ranks of a mesh may go by direct links in part.
-    pub(super) fn may_reach(&self, frame: &Frame) -> bool {
-        self.wanted && may_go_direct(frame.header.kind)
-    }
-
-    /// Sends a cast of this proc to all but itself. The direct links that it goes by are held, if somebody wants the holds.
-    /// Returns how many bytes wait behind it.
-    pub(super) fn cast(&self, up: &Link, frame: &Frame, target: &Target, holds: Option<&mut Vec<Hold>>) -> usize {
+    /// Sends a message by a direct link, if there is one and it overtakes nothing there.
+    fn send_past(&self, up: &Link, to: ProcAddr, frame: &Frame) -> Option<usize> {
+        if self.is_empty() {
+            return None;
+        }
         let state = read(&self.state);
-        let mut reached: Vec<u32> = state.shares(target).map(|(peer, ..)| peer.rank).collect();
-        reached.sort_unstable();
-        if let Some(holds) = holds {
-            holds.extend(state.shares(target).map(|(.., link)| link.hold(&self.reactor)));
-        }
-        let others = target.len() - reached.len() - usize::from(target.index_of(self.me).is_some());
-        let routed = if others > 0 && target.len() <= FEW { target.procs().collect() } else { Vec::new() };
-        let rest = if others > 0 { Some(frame.clone()) } else { heard_of(frame, self.me.host) };
-        let mut most = 0;
-        if reached.is_empty() {
-            most = up.send(&self.reactor, frame).unwrap_or(0);
-        } else if let Some(rest) = rest {
-            // First: whatever is made by the message, its owner must be known if this process dies now.
-            let passed = Direct::Passed(reached, rest).frame(self.me, self.agent());
-            most = up.send(&self.reactor, &passed).unwrap_or(0);
-        }
-        for (peer, index, link) in state.shares(target) {
-            let share = frame.for_one(peer, u32::try_from(index).unwrap_or(u32::MAX));
-            // A link is closed only if its other end has died, of which this process is told.
-            most = most.max(self.send_by(link, share).unwrap_or(0));
-        }
+        let link = state.links.get(&state.plan.way(to)?).filter(|_| self.is_clear(up))?;
+        let queued = link.send(&self.reactor, frame)?;
+        let ending = (queued == 0 && !link.reads()).then_some(link.id);
         drop(state);
-        self.note_routed(up, routed);
-        most
+        ending.into_iter().for_each(|id| self.stop_ending(id));
+        Some(queued)
+    }
+
+    /// Whether a cast may go by direct links, if they lead to all its receivers.
+    pub(super) fn may_reach(&self, frame: &Frame) -> bool {
+        self.wanted && may_go_direct(frame, self.me.host)
+    }
+
+    /// Sends a cast of this process to all others, if links lead to all of these and it overtakes nothing there. What it goes by
+    /// is held until the holds are released: nobody sees an effect of it before it is on its way to all.
+    pub(super) fn cast(&self, up: &Link, frame: &Frame, target: &Target) -> Option<Vec<Hold>> {
+        if !self.may_reach(frame) {
+            return None;
+        }
+        let sent = if self.is_empty() { None } else { self.cast_past(up, frame, target) };
+        if sent.is_none() && target.len() <= FEW {
+            self.note_routed(up, target.procs());
+        }
+        sent
+    }
+
+    fn cast_past(&self, up: &Link, frame: &Frame, target: &Target) -> Option<Vec<Hold>> {
+        let others = target.len() - usize::from(target.index_of(self.me).is_some());
+        let state = read(&self.state);
+        let shares: Vec<_> = state.shares(target).collect();
+        if shares.len() < others || !self.is_clear(up) {
+            return None;
+        }
+        let holds = shares.iter().map(|(.., link)| link.hold(&self.reactor)).collect();
+        for (peer, index, link) in shares {
+            // A link is closed only if its other end has died, of which this process is told.
+            let _ = link.send(&self.reactor, &frame.for_one(peer, u32::try_from(index).unwrap_or(u32::MAX)));
+        }
+        Some(holds)
     }
 
     /// Counts messages that went by way of the agent, and asks for links.
@@ -179,24 +220,9 @@ impl DirectLinks {
         })
     }
 
-    /// The other end is ready: from now on messages go by the link, behind a word of that by way of the agent.
-    pub(super) fn begin(&self, up: &Link, id: LinkId, peer: ProcAddr) {
-        self.change(|state| {
-            if state.plan.ready(id, peer) {
-                up.send(&self.reactor, &Direct::Begun(id).frame(self.me, peer));
-            }
-        });
-    }
-
-    /// The other end has begun: it is read from now on.
-    pub(super) fn begun(&self, id: LinkId, peer: ProcAddr) {
-        self.change(|state| {
-            if state.plan.begun(id, peer)
-                && let Some(link) = state.links.get(&id)
-            {
-                link.start_reading(&self.reactor);
-            }
-        });
+    /// The other end is ready: from now on messages go by the link.
+    pub(super) fn ready(&self, id: LinkId, peer: ProcAddr) {
+        self.change(|state| state.plan.ready(id, peer));
     }
 
     /// The other end is not ready, and will not be.
@@ -277,6 +303,54 @@ impl DirectLinks {
     /// See [`Self::read_links`].
     pub(super) fn changes(&self) -> u64 {
         read(&self.state).changes
+    }
+
+    // What has come and waits.
+
+    /// What has come waits for something older, which is on its way by one of these. True if it has waited too long.
+    pub(super) fn wait_for(&self, links: &[Arc<Link>]) -> bool {
+        let total = links.iter().filter_map(|link| link.behind()).sum();
+        let now = Instant::now();
+        let mut blocked = lock(&self.blocked);
+        let stands = blocked.as_ref().filter(|blocked| blocked.total == total);
+        let since = stands.map_or(now, |blocked| blocked.since);
+        if now.saturating_duration_since(since) >= LATE {
+            *blocked = None;
+            return true;
+        }
+        let is_new = blocked.replace(Blocked { since, total }).is_none();
+        drop(blocked);
+        if is_new {
+            self.reactor.ring_io();
+        }
+        false
+    }
+
+    /// Nothing that has come waits any more.
+    pub(super) fn waits_for_none(&self) {
+        *lock(&self.blocked) = None;
+    }
+
+    /// Has the sockets read again, after others had their turn.
+    pub(super) fn read_again(&self) {
+        self.is_due.store(true, Ordering::SeqCst);
+        self.reactor.wake_leader();
+    }
+
+    /// Whether the sockets are to be read, though no poll has said so.
+    pub(super) fn take_due(&self) -> bool {
+        self.is_due.load(Ordering::Relaxed) && self.is_due.swap(false, Ordering::SeqCst)
+    }
+
+    /// The I/O thread's turn: whoever reads looks again when something has waited for too long. Returns when that is.
+    pub(super) fn turn(&self) -> Option<Instant> {
+        let at = lock(&self.blocked).as_ref()?.since + LATE;
+        let now = Instant::now();
+        if at > now {
+            return Some(at);
+        }
+        self.read_again();
+        Some(now + LATE)
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Link>> {

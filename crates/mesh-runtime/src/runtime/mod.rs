@@ -300,7 +300,7 @@ impl Runtime {
         let _ = rustix::io::ioctl_fionbio(&link, true);
         let runtime = Self::build(me, Router::leaf(me, UP), SpinBoard::join(board, seat)?, options)?;
         let agent = ProcAddr::agent(me.host);
-        let up = Arc::new(Link::with_sockets(UP, agent, link));
+        let up = Arc::new(Link::with_descriptors(UP, agent, link));
         runtime.switch.add_link(&up);
         up.send(&runtime.reactor, &Hello { pid: runtime.standing.pid() }.frame(me, agent));
         up.register(&runtime.reactor)?;
@@ -632,15 +632,19 @@ impl Handler for Runtime {
             if writable {
                 link.flush(&self.reactor);
             }
-            if readable && self.switch.direct.is_empty() {
+            if readable && (self.me.is_agent() || !link.has_page()) {
                 self.read_link(&link, true);
             } else if readable {
+                link.note_readable();
                 self.read_in_order();
             }
         }
     }
 
     fn on_poll(&self) {
+        if self.switch.direct.take_due() {
+            self.read_in_order();
+        }
         if let Some(logs) = self.logs.get() {
             logs.pipe_watch().poll();
         }
@@ -654,6 +658,7 @@ impl Handler for Runtime {
             self.memory.turn(),
             self.deferred.turn(self),
             self.answering.turn(self),
+            self.switch.direct.turn(),
         ];
         turns.into_iter().flatten().min()
     }

@@ -12,6 +12,7 @@ use mesh_proto::hosts::HostSet;
 use mesh_proto::{Ended, Frame, Kind, LinkId, MeshId, ProcAddr, Route, Router, Target};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
 /// How many receivers a cast to a mesh unknown here may name; each is answered for.
@@ -54,6 +55,8 @@ pub(crate) struct Switch {
     links: RwLock<HashMap<LinkId, Arc<Link>>>,
     /// At a proc: its links to others.
     pub(super) direct: DirectLinks,
+    /// At an agent: there have been links between its procs.
+    joins: AtomicBool,
 }
 
 impl Switch {
@@ -70,7 +73,13 @@ impl Switch {
             router: RwLock::new(router),
             links: RwLock::default(),
             direct: DirectLinks::new(me, reactor, most),
+            joins: AtomicBool::new(false),
         }
+    }
+
+    /// At an agent: procs get a link to each other.
+    pub(super) fn expect_links(&self) {
+        self.joins.store(true, Ordering::SeqCst);
     }
 
     // Routes and links.
@@ -139,19 +148,6 @@ impl Switch {
 
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
     pub(crate) fn dispatch(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>) -> usize {
-        self.spread(parts, frame, from, &[])
-    }
-
-    /// At an agent: takes a frame on its way that these of its receivers, in order, have been sent already, by direct links.
-    pub(super) fn dispatch_past(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>, reached: &[u32]) {
-        if frame.header.target_len == 0 {
-            parts.overhear(&frame, true);
-        } else {
-            self.spread(parts, frame, from, reached);
-        }
-    }
-
-    fn spread(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>, reached: &[u32]) -> usize {
         if frame.header.target_len == 0 {
             return self.dispatch_one(parts, frame, from);
         }
@@ -164,65 +160,72 @@ impl Switch {
         let here = self.me.host;
         // A proc takes its own share of its casts itself.
         let taken = from.filter(|link| *link != GATEWAY).map(|_| frame.header.src);
-        let mut most = 0;
+        let mut remote = 0;
         if from != Some(GATEWAY) && placement.only() != Some(here) {
             let mut hosts = placement.hosts_of(region);
             hosts.remove(here);
-            most = parts.send_remote(&frame, hosts);
+            remote = parts.send_remote(&frame, hosts);
         }
         let on = placement.ranks_on(here, region.len());
-        if placement.only() == Some(here) {
-            if region.len() > self.local(*mesh).map_or(MOST_UNKNOWN, |ranks| ranks.len()) {
-                // No region of that mesh: no regular sender made this cast, and it must not cause a long count.
-                return 0;
-            }
-            for (nth, rank) in (0..=u32::MAX).zip(region) {
-                let to = placement.addr(*mesh, rank);
-                if reached.binary_search(&to.rank).is_ok() {
-                    parts.overhear(&frame.for_one(to, nth), true);
-                } else if Some(to) != taken {
-                    most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from));
+        let is_all_here = placement.only() == Some(here);
+        if is_all_here && region.len() > self.local(*mesh).map_or(MOST_UNKNOWN, |ranks| ranks.len()) {
+            // No region of that mesh: no regular sender made this cast, and it must not cause a long count.
+            return 0;
+        }
+        let each_here = |act: &mut dyn FnMut(u32, ProcAddr)| {
+            let mut act = |nth, to| {
+                if Some(to) != taken {
+                    act(nth, to);
                 }
+            };
+            if is_all_here {
+                (0..=u32::MAX).zip(region).for_each(|(nth, rank)| act(nth, placement.addr(*mesh, rank)));
+            } else if on.len() <= MOST_UNKNOWN {
+                let places = on.clone().filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
+                places.for_each(|(nth, to)| act(u32::try_from(nth).unwrap_or(u32::MAX), to));
             }
-        } else if on.len() <= MOST_UNKNOWN {
-            let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
-            for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
-                let share = frame.for_one(to, u32::try_from(index).unwrap_or(u32::MAX));
-                if reached.binary_search(&to.rank).is_ok() {
-                    parts.overhear(&share, true);
-                } else {
-                    most = most.max(self.dispatch_one(parts, share, from));
-                }
-            }
+        };
+        let mut most = remote;
+        // Procs with direct links see no effect of the cast before it: it is on its way to all before any of them has it.
+        let mut holds = Vec::new();
+        if self.joins.load(Ordering::SeqCst) {
+            let linked = |to| self.link_of(to).filter(|link| link.has_page());
+            each_here(&mut |_, to| holds.extend(linked(to).map(|link| link.hold(&self.reactor))));
+        }
+        each_here(&mut |nth, to| most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from)));
+        if !holds.is_empty() {
+            drop(holds);
+            most = remote;
+            each_here(&mut |_, to| most = most.max(self.link_of(to).map_or(0, |link| link.queued())));
         }
         most
     }
 
-    /// A proc's cast goes to its agent as a whole, but for those that it has direct links to. The proc's own share, if it
-    /// has one, is delivered at once, like single messages to its own actors, which would otherwise overtake it on the way
-    /// up and back (ORD-1).
+    /// A proc's cast goes to its agent as a whole, if not by direct links. The proc's own share, if it has one, is delivered
+    /// at once, like single messages to its own actors, which would otherwise overtake it on the way up and back (ORD-1).
     fn cast_up(&self, parts: &impl Parts, frame: &Frame, up: LinkId) -> usize {
         let Some(link) = self.link(up) else { return 0 };
         let is_near = frame.header.dst.mesh == self.me.mesh || self.direct.may_reach(frame);
         let Some(target) = Some(frame).filter(|_| is_near).and_then(|frame| frame.target().ok()) else {
             return link.send(&self.reactor, frame).unwrap_or(0);
         };
-        let send = |holds| match self.direct.may_reach(frame) {
-            true => self.direct.cast(&link, frame, &target, holds),
-            false => link.send(&self.reactor, frame).unwrap_or(0),
-        };
-        let Some(index) = target.index_of(self.me) else { return send(None) };
-        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
-        if target.len() == 1 {
+        let index = target.index_of(self.me);
+        let share = index.map(|index| frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX)));
+        if let Some(share) = share.clone().filter(|_| target.len() == 1) {
             parts.deliver(share);
             return 0;
         }
-        // Nobody sees an effect of one half before the other half is on its way: what the receiver here sends is behind
-        // the rest of the cast, which is written only after the receiver here has its share.
-        let mut holds = vec![link.hold(&self.reactor)];
-        send(Some(&mut holds));
-        parts.deliver(share);
-        holds.into_iter().map(Hold::release).max().unwrap_or(0)
+        // Nobody sees an effect of one part before the others are on their way: what the receiver here sends is behind the
+        // rest of the cast, which is written only after the receiver here has its share.
+        let holds = self.direct.cast(&link, frame, &target).unwrap_or_else(|| {
+            let hold = share.is_some().then(|| link.hold(&self.reactor));
+            link.send(&self.reactor, frame);
+            Vec::from_iter(hold)
+        });
+        if let Some(share) = share {
+            parts.deliver(share);
+        }
+        if holds.is_empty() { link.queued() } else { holds.into_iter().map(Hold::release).max().unwrap_or(0) }
     }
 
     fn dispatch_one(&self, parts: &impl Parts, mut frame: Frame, from: Option<LinkId>) -> usize {

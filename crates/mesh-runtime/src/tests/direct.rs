@@ -10,44 +10,135 @@ use mesh_proto::{EndReason, Ended, Kind, ProcAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
+fn at(rank: u32) -> ProcAddr {
+    ProcAddr { mesh: MESH, rank, host: 0 }
+}
+
+fn has_link(from: &Runtime, to: u32) -> bool {
+    // The link to the agent is the first.
+    from.switch.link_of(at(to)).is_some_and(|link| link.id != 0)
+}
+
+/// Has a worker talk to another until it has a direct link to it.
+fn link(host: &Host, inboxes: &[Arc<crate::Inbox>], from: usize, to: u32) {
+    let until = Instant::now() + SOON;
+    while !has_link(&host.workers[from].0, to) {
+        assert!(Instant::now() < until, "there is no direct link");
+        say(&host.workers[from].0, to as usize, b"talk");
+        assert_eq!(next(&inboxes[to as usize]).1, b"talk");
+    }
+}
+
+/// What has come until the last of these words.
+fn until(inbox: &crate::Inbox, last: &[u8]) -> Vec<Vec<u8>> {
+    let mut heard = Vec::new();
+    while heard.last().is_none_or(|word: &Vec<u8>| word != last) {
+        heard.push(next(inbox).1);
+    }
+    heard
+}
+
 fn say(from: &Runtime, rank: usize, text: &[u8]) {
     from.tell(&Outgoing { actor: LISTENER, ..out(Request::CALL, &one(rank), text, &[]) }).unwrap();
 }
 
-/// Two workers, the first of which has talked to the second until it has a direct link to it. Its messages are taken.
+/// Two workers, the first of which has a direct link to the second.
 fn linked(options: Options) -> (Host, Arc<crate::Inbox>) {
     let host = Host::new(2, options);
-    let inbox = listeners(&host).pop().unwrap();
-    let from = &host.workers[0].0;
-    let until = Instant::now() + SOON;
-    // The second link is there once the message by way of the agent that says so was sent.
-    while from.switch.link_of(ProcAddr { mesh: MESH, rank: 1, host: 0 }).is_none_or(|link| link.id == 0) {
-        assert!(Instant::now() < until, "there is no direct link");
-        say(from, 1, b"talk");
-        assert_eq!(next(&inbox).1, b"talk");
+    let mut inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 1);
+    (host, inboxes.remove(1))
+}
+
+#[test]
+fn what_goes_by_a_link_needs_no_agent() {
+    let (host, inbox) = linked(options());
+    say(&host.workers[0].0, 1, b"talk");
+    assert_eq!(next(&inbox).1, b"talk");
+    let stalled = host.controller.reactor.stall();
+    (0..100_u8).for_each(|n| say(&host.workers[0].0, 1, &[n]));
+    assert_eq!(until(&inbox, &[99]), (0..100).map(|n| vec![n]).collect::<Vec<_>>());
+    drop(stalled);
+    drop(inbox);
+    host.close();
+}
+
+/// DIR-4: a cause that the agent has not handed on yet.
+#[test]
+fn nothing_goes_by_a_link_past_what_the_agent_has_not_handed_on() {
+    let host = Host::new(3, options());
+    let inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 1);
+    link(&host, &inboxes, 1, 2);
+    for _ in 0..20 {
+        let stalled = host.controller.reactor.stall();
+        say(&host.workers[0].0, 2, b"cause");
+        say(&host.workers[0].0, 1, b"go");
+        assert!(inboxes[1].take(1).is_empty(), "the agent has handed on nothing");
+        drop(stalled);
+        assert_eq!(until(&inboxes[1], b"go").len(), 1);
+        say(&host.workers[1].0, 2, b"effect");
+        assert_eq!(until(&inboxes[2], b"effect"), [b"cause".to_vec(), b"effect".to_vec()]);
     }
-    (host, inbox)
+    drop(inboxes);
+    host.close();
+}
+
+/// DIR-4: a cause that still waits at the agent, or at another proc, since the receiver's socket was full.
+#[test]
+fn what_waits_for_room_is_not_overtaken() {
+    let host = Host::new(3, options());
+    let inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 2);
+    link(&host, &inboxes, 1, 2);
+    let large = vec![7; 3_000_000];
+    for cause in [&host.controller, &host.workers[0].0] {
+        let stalled = host.workers[2].0.reactor.stall();
+        say(cause, 2, &large);
+        let waits = cause.switch.link_of(at(2)).is_some_and(|link| link.queued() > 0);
+        assert!(waits, "a socket holds less");
+        say(&host.workers[1].0, 2, b"effect");
+        drop(stalled);
+        assert_eq!(until(&inboxes[2], b"effect"), [large.clone(), b"effect".to_vec()]);
+    }
+    drop(inboxes);
+    host.close();
+}
+
+/// DIR-4: a sender that has accepted a message and then stands still.
+#[test]
+fn a_link_whose_other_end_stands_still_holds_nobody_up_for_long() {
+    let host = Host::new(3, options());
+    let inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 2);
+    link(&host, &inboxes, 1, 2);
+    let still = &host.workers[0].0;
+    let hold = still.switch.link_of(at(2)).map(|link| link.hold(&still.reactor));
+    say(still, 2, b"late");
+    (0..100_u8).for_each(|n| say(&host.workers[1].0, 2, &[n]));
+    assert_eq!(until(&inboxes[2], &[99]), (0..100).map(|n| vec![n]).collect::<Vec<_>>());
+    // From now on it is not waited for, until it is there.
+    (100..200_u8).for_each(|n| say(&host.workers[1].0, 2, &[n]));
+    assert_eq!(until(&inboxes[2], &[199]).len(), 100);
+    drop(hold);
+    assert_eq!(next(&inboxes[2]).1, b"late");
+    say(still, 2, b"here");
+    say(&host.workers[1].0, 2, b"there");
+    assert_eq!(until(&inboxes[2], b"there"), [b"here".to_vec(), b"there".to_vec()]);
+    drop(inboxes);
+    host.close();
 }
 
 /// DIR-4. Each of three senders comes first, and the sockets become ready in each order.
 #[test]
 fn causes_are_taken_before_effects_whoever_sends_them() {
     let host = Host::new(3, options());
-    let inbox = listeners(&host).pop().unwrap();
+    let mut inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 2);
+    link(&host, &inboxes, 1, 2);
+    let inbox = inboxes.remove(2);
     let to = &host.workers[2].0;
     let senders = [&host.controller, &host.workers[0].0, &host.workers[1].0];
-    let is_linked = |from: &Runtime| from.switch.link_of(to.me).is_some_and(|link| link.id != 0);
-    for from in &senders[1..] {
-        let until = Instant::now() + SOON;
-        while !is_linked(from) {
-            assert!(Instant::now() < until, "there is no direct link");
-            say(from, 2, b"talk");
-            assert_eq!(next(&inbox).1, b"talk");
-        }
-        // Once this has come, the link is read.
-        say(from, 2, b"talk");
-        assert_eq!(next(&inbox).1, b"talk");
-    }
     for turn in 0..60 {
         let order = [turn % 3, (turn + 1 + turn / 3 % 2) % 3, (turn + 2 - turn / 3 % 2) % 3];
         let stalled = to.reactor.stall();
@@ -92,8 +183,7 @@ fn links_give_way_to_others_and_nothing_is_lost_meanwhile() {
     let (mut sent, until) = ([0_u32; 4], Instant::now() + SOON);
     for turn in 0..4 {
         let rank = 1 + turn % 3;
-        let addr = ProcAddr { mesh: MESH, rank, host: 0 };
-        while from.switch.link_of(addr).is_none_or(|link| link.id == 0) {
+        while !has_link(from, rank) {
             assert!(Instant::now() < until, "there is no direct link to {rank}");
             let word = sent[rank as usize];
             say(from, rank as usize, &word.to_le_bytes());

@@ -195,7 +195,7 @@ class Settings:
     shm_idle: float = _setting(10.0, _SECONDS)
     """How long a process keeps unused shared memory for its next messages, in seconds."""
 
-    direct_links: int = _setting(0, _Number(int, 0, 4096, "links"))
+    direct_links: int = _setting(64, _Number(int, 0, 4096, "links"))
     """To how many other processes of its host a process may have a direct link, by which messages go without passing the
     host's agent. Those that are not used give way; 0 sends all messages by way of the agent, which keeps causes before
     their effects among any processes."""
