@@ -361,6 +361,8 @@ pub(crate) fn would_block(errno: Errno) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd as _;
 
     struct Nobody;
 
@@ -396,5 +398,27 @@ mod tests {
             io.join().unwrap()
         });
         assert!(took < window / 2, "{took:?} of {window:?} were spent on looking");
+    }
+
+    /// What is rung for while a poll is handled is for the next poll, whoever makes it.
+    #[test]
+    fn a_ring_from_within_a_poll_is_not_lost_in_it() {
+        let sets = Sets::new().unwrap();
+        let link = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        sets.add(link.as_fd(), 1).unwrap();
+        sets.ring_leader();
+        let mut handled = 0;
+        sets.poll_links(
+            Some(Duration::ZERO),
+            TOKEN_PIPES,
+            || {},
+            |_, _, _| {
+                handled += 1;
+                sets.remove(link.as_fd());
+                sets.ring_leader();
+            },
+        );
+        assert_eq!(handled, 1);
+        assert!(sets.wait_as_io(Some(Duration::ZERO)).readable, "the ring was lost");
     }
 }

@@ -141,16 +141,16 @@ impl Sets {
         let Ok((events, _)) = polled else {
             return; // A signal, which comes by its descriptor too.
         };
+        // Before anything is handled: what rings meanwhile wants another poll.
+        if events.iter().any(|event| event.data.u64() == TOKEN_WAKE) {
+            drain(&self.wake);
+        }
         if events.len() == BATCH || events.iter().any(|event| event.data.u64() == first) {
             on_ready(first, true, false);
         }
         for event in &*events {
             let token = event.data.u64();
-            if token == first {
-                continue;
-            }
-            if token == TOKEN_WAKE {
-                drain(&self.wake);
+            if token == first || token == TOKEN_WAKE {
                 continue;
             }
             let flags = event.flags;
