@@ -37,6 +37,8 @@ const MOST_LATE: u32 = 3;
 pub(crate) enum ReadEnd {
     /// Everything that arrived was read, or enough for others to get a turn.
     Drained,
+    /// The other end's page has come: what is left is read in the order of all links.
+    HasPage,
     /// The peer closed or broke the protocol; nothing more will come.
     Closed(EndReason),
 }
@@ -530,6 +532,9 @@ impl Link {
                         take(frame);
                         if let Some(page) = self.page.get() {
                             page.hand_on(count);
+                            if self.came_with.is_some() {
+                                return ReadEnd::HasPage;
+                            }
                         }
                     }
                     Ok(None) => break,

@@ -169,8 +169,10 @@ impl Runtime {
             }
             self.dispatch(frame, Some(link.id));
         });
-        if let ReadEnd::Closed(why) = end {
-            self.link_ended(link, why);
+        match end {
+            ReadEnd::Drained => {}
+            ReadEnd::HasPage => self.read_in_order(),
+            ReadEnd::Closed(why) => self.link_ended(link, why),
         }
     }
 

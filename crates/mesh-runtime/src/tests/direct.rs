@@ -3,10 +3,14 @@
 use super::order::{LISTENER, listeners, next, one, soon};
 use super::pair::{Host, MESH, out};
 use super::{SOON, options};
+use crate::link::socket_number;
+use crate::link_page::{End, LinkPage};
 use crate::{Options, Outgoing, Runtime};
-use mesh_proto::control::Down;
+use mesh_proto::control::{Direct, Down};
 use mesh_proto::messages::Request;
-use mesh_proto::{EndReason, Ended, Kind, ProcAddr};
+use mesh_proto::{EndReason, Ended, Kind, LinkId, ProcAddr};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -151,6 +155,36 @@ fn causes_are_taken_before_effects_whoever_sends_them() {
         assert_eq!(heard[3..], (0..9).map(|n| vec![n]).collect::<Vec<_>>());
     }
     drop(inbox);
+    host.close();
+}
+
+/// DIR-4. With its first link a proc begins to read in order: so it takes what has come behind the offer of that.
+#[test]
+fn what_comes_right_behind_the_first_offer_is_taken_in_order_too() {
+    const ID: LinkId = 1000;
+    let host = Host::new(3, options());
+    let inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 2);
+    let (agent, from, to) = (&host.controller, &host.workers[0].0, &host.workers[1].0);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let (page, own) = (LinkPage::create().unwrap(), LinkPage::create().unwrap());
+    let stalled = to.reactor.stall();
+    // As an agent makes a link. The second end's readiness is said for it, as it reads nothing yet.
+    let ways = [from, to].map(|proc| agent.switch.link_of(proc.me).unwrap());
+    ways[1].set_page(LinkPage::open(&own, End::First).unwrap());
+    let ends = [(to.me, ours, vec![page.try_clone().unwrap()]), (from.me, theirs, vec![page, own])];
+    for (way, (peer, end, pages)) in ways.iter().zip(ends) {
+        let offer = Direct::Offer(ID, peer, socket_number(end.as_fd()).unwrap());
+        way.send_with(&agent.reactor, &offer.frame(agent.me, way.peer), [end].into_iter().chain(pages).collect());
+    }
+    agent.dispatch(Direct::Ready(ID).frame(to.me, from.me), None);
+    soon(|| has_link(from, 1).then_some(()));
+    say(from, 1, b"cause");
+    say(agent, 1, b"effect");
+    drop(stalled);
+    assert_eq!(until(&inboxes[1], b"effect"), [b"cause".to_vec(), b"effect".to_vec()]);
+    drop((ways, inboxes));
     host.close();
 }
 
