@@ -186,11 +186,14 @@ impl Switch {
             }
         };
         let mut most = remote;
-        // Procs with direct links see no effect of the cast before it: it is on its way to all before any of them has it.
+        // Nobody sees an effect of the cast before it: it is on its way to all before any of them has it. What the procs
+        // here send is read by the thread that reads their links, which may be doing so while another one makes a cast, and
+        // what they send each other by direct links is read by none here.
         let mut holds = Vec::new();
-        if self.joins.load(Ordering::SeqCst) {
-            let linked = |to| self.link_of(to).filter(|link| link.has_page());
-            each_here(&mut |_, to| holds.extend(linked(to).map(|link| link.hold(&self.reactor))));
+        let is_own = from.is_none();
+        if is_own || self.joins.load(Ordering::SeqCst) {
+            let held = |to| self.link_of(to).filter(|link| is_own || link.has_page());
+            each_here(&mut |_, to| holds.extend(held(to).map(|link| link.hold(&self.reactor))));
         }
         each_here(&mut |nth, to| most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from)));
         if !holds.is_empty() {

@@ -8,7 +8,7 @@ use crate::link_page::{End, LinkPage};
 use crate::{Options, Outgoing, Runtime};
 use mesh_proto::control::{Direct, Down};
 use mesh_proto::messages::Request;
-use mesh_proto::{EndReason, Ended, Kind, LinkId, ProcAddr};
+use mesh_proto::{EndReason, Ended, Kind, LinkId, Placement, ProcAddr, Target};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -185,6 +185,31 @@ fn what_comes_right_behind_the_first_offer_is_taken_in_order_too() {
     drop(stalled);
     assert_eq!(until(&inboxes[1], b"effect"), [b"cause".to_vec(), b"effect".to_vec()]);
     drop((ways, inboxes));
+    host.close();
+}
+
+/// A cast of the controller, whose other threads read meanwhile what its receivers send: also if there are no links.
+#[test]
+fn nobody_sees_an_effect_of_a_cast_of_the_controller_before_it() {
+    const RANKS: u32 = 8;
+    let host = Host::new(RANKS, Options { direct_links: 0, ..options() });
+    let inboxes = listeners(&host);
+    let all = Target::Many(MESH, super::procs(RANKS as usize), Placement::On(0));
+    let last = RANKS as usize - 1;
+    for _ in 0..500 {
+        let heard = std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                assert_eq!(next(&inboxes[0]).1, b"cast");
+                say(&host.workers[0].0, last, b"effect");
+            });
+            host.controller.tell(&Outgoing { actor: LISTENER, ..out(Request::CALL, &all, b"cast", &[]) }).unwrap();
+            first.join().unwrap();
+            [next(&inboxes[last]).1, next(&inboxes[last]).1]
+        });
+        assert_eq!(heard, [b"cast".to_vec(), b"effect".to_vec()]);
+        inboxes[1..last].iter().for_each(|inbox| assert_eq!(next(inbox).1, b"cast"));
+    }
+    drop(inboxes);
     host.close();
 }
 
