@@ -77,10 +77,10 @@ struct Rx {
     last: u64,
     /// Bytes that came.
     total: u64,
-    /// The other end had accepted so many frames when this one looked, or is not waited for.
+    /// The other end had accepted so many frames when this one looked.
     accepted: Option<u32>,
-    /// The other end stood still, and is not waited for until all is here that it has accepted.
-    is_late: bool,
+    /// The other end stood still, and is not waited for until so many frames are here.
+    late: Option<u32>,
     /// How often it did.
     times_late: u32,
 }
@@ -457,11 +457,12 @@ impl Link {
         let accepted = self.page.get().map(LinkPage::accepted_there);
         let readable = self.is_readable.swap(false, Ordering::SeqCst);
         let mut rx = lock(&self.rx);
-        if accepted == Some(rx.decoder.due()) && rx.times_late < MOST_LATE {
-            rx.is_late = false;
+        rx.accepted = accepted;
+        if !rx.is_late() {
+            rx.late = None;
         }
-        rx.accepted = accepted.filter(|_| !rx.is_late);
-        if readable || rx.is_behind() {
+        // Also if it is not waited for: what was written before a death is taken before the notice.
+        if readable || rx.is_missing() {
             self.fill(&mut rx);
         }
         rx.incoming()
@@ -496,10 +497,11 @@ impl Link {
         (incoming.next.is_none() && incoming.is_behind).then_some(rx.total)
     }
 
-    /// The other end stands still: it is not waited for until all is here that it has accepted.
+    /// The other end stands still: it is not waited for until all is here that it has accepted by now.
     pub(crate) fn give_up(&self) {
+        let accepted = self.page.get().map(LinkPage::accepted_there);
         let mut rx = lock(&self.rx);
-        (rx.is_late, rx.accepted) = (true, None);
+        rx.late = accepted;
         rx.times_late = rx.times_late.saturating_add(1);
     }
 
@@ -628,14 +630,21 @@ impl Chunk {
 
 impl Rx {
     /// Whether the other end has accepted more than was decoded.
-    fn is_behind(&self) -> bool {
+    fn is_missing(&self) -> bool {
         self.accepted.is_some_and(|accepted| accepted != self.decoder.due())
+    }
+
+    /// Whether it is not waited for.
+    fn is_late(&self) -> bool {
+        // Counts begin anew after the last number.
+        let is_due = |count| self.decoder.due().wrapping_sub(count) > u32::MAX / 2;
+        self.times_late >= MOST_LATE || self.late.is_some_and(is_due)
     }
 
     fn incoming(&mut self) -> Incoming {
         self.decode_next();
         let next = self.next.as_ref().map(|_| self.last);
-        Incoming { next, last: self.last, is_behind: self.end.is_none() && self.is_behind() }
+        Incoming { next, last: self.last, is_behind: self.end.is_none() && self.is_missing() && !self.is_late() }
     }
 
     fn decode_next(&mut self) {

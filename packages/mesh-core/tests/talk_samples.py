@@ -23,10 +23,22 @@ class Place(Actor):
 
     def __init__(self) -> None:
         self.number = 0
+        self.checked = 0
+        self.wrong: list[tuple[int, int]] = []
 
     @endpoint
-    def set(self, number: int) -> None:
+    def set(self, number: int, data: Any = None) -> None:
         self.number = number
+
+    @endpoint
+    def check(self, number: int) -> None:
+        self.checked = number
+        if self.number < number:
+            self.wrong.append((number, self.number))
+
+    @endpoint
+    def report(self) -> tuple[int, list[tuple[int, int]]]:
+        return self.checked, self.wrong
 
     @endpoint
     def get(self) -> int:
@@ -88,6 +100,20 @@ class Friend(Actor):
                 one.set.broadcast(number)
             seen.append(one.get.call_one().get(timeout=SOON))
         return seen
+
+    @endpoint
+    def set_and_have_checked(self, other: Any, friend: Any, path: str) -> int:
+        """Set a number there and have a friend check it, until there is a file; return how many there were."""
+        number = 0
+        while not Path(path).exists():
+            number += 1
+            other.set.broadcast(number, bytes(50_000))
+            friend.have_checked.broadcast(other, number)
+        return number
+
+    @endpoint
+    def have_checked(self, other: Any, number: int) -> None:
+        other.check.broadcast(number)
 
     @endpoint
     def spawn_at(self, procs: ProcMesh, other: Any, log: str) -> None:

@@ -111,11 +111,14 @@ impl Runtime {
             match choice {
                 _ if has_ended => {}
                 Choice::Nothing => return self.switch.direct.waits_for_none(),
-                Choice::Wait if self.switch.direct.wait_for(&links) => {
+                Choice::Wait => {
+                    let late = self.switch.direct.wait_for(&links);
+                    if late.is_empty() {
+                        return;
+                    }
                     self.inboxes.expect_early();
-                    links.iter().filter(|link| link.behind().is_some()).for_each(|link| link.give_up());
+                    late.into_iter().for_each(Link::give_up);
                 }
-                Choice::Wait => return,
                 Choice::Take(_) | Choice::LookAgain => {}
             }
         }

@@ -23,8 +23,10 @@ const CATCH_UP: Duration = Duration::from_micros(100);
 /// If that was in vain, so many messages go by way of the agent before the sender waits again.
 const BY_AGENT: u32 = 64;
 /// How long what has come waits for an older message that is on its way. Then its sender stands still: it is stopped, or has
-/// died while a copy of it keeps its socket.
-const LATE: Duration = Duration::from_secs(1);
+/// died while a copy of it keeps its socket. It is measured in turns of the I/O thread, of which there are none while this process
+/// stands still itself: what stops all processes of a job makes none of them late.
+const LATE: u32 = 10;
+const TURN: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 struct State {
@@ -55,9 +57,28 @@ pub(crate) struct DirectLinks {
 /// Something that has come waits for something older.
 #[derive(Debug)]
 struct Blocked {
-    since: Instant,
-    /// The bytes that had come of what it waits for.
+    /// What it waits for.
+    still: Vec<Still>,
+    /// So many turns has the I/O thread had meanwhile.
+    turns: u32,
+    /// When the next one is due.
+    next: Instant,
+}
+
+/// A link whose other end stands still.
+#[derive(Debug)]
+struct Still {
+    link: LinkId,
+    /// So many bytes had come by it.
     total: u64,
+    /// The number of turns at which that was first so.
+    since: u32,
+}
+
+impl Blocked {
+    fn is_late(&self, link: LinkId) -> bool {
+        self.still.iter().any(|one| one.link == link && self.turns - one.since >= LATE)
+    }
 }
 
 impl DirectLinks {
@@ -307,23 +328,25 @@ impl DirectLinks {
 
     // What has come and waits.
 
-    /// What has come waits for something older, which is on its way by one of these. True if it has waited too long.
-    pub(super) fn wait_for(&self, links: &[Arc<Link>]) -> bool {
-        let total = links.iter().filter_map(|link| link.behind()).sum();
-        let now = Instant::now();
-        let mut blocked = lock(&self.blocked);
-        let stands = blocked.as_ref().filter(|blocked| blocked.total == total);
-        let since = stands.map_or(now, |blocked| blocked.since);
-        if now.saturating_duration_since(since) >= LATE {
-            *blocked = None;
-            return true;
+    /// What has come waits for something older, which is on its way by one of these. Returns those for which it has waited too
+    /// long.
+    pub(super) fn wait_for<'a>(&self, links: &'a [Arc<Link>]) -> Vec<&'a Link> {
+        let behind: Vec<(&Link, u64)> = links.iter().filter_map(|link| Some((&**link, link.behind()?))).collect();
+        let mut state = lock(&self.blocked);
+        let is_new = state.is_none();
+        let blocked = state.get_or_insert_with(|| Blocked { still: Vec::new(), turns: 0, next: Instant::now() + TURN });
+        blocked.still.retain(|one| behind.iter().any(|(link, total)| (link.id, *total) == (one.link, one.total)));
+        for (link, total) in &behind {
+            if blocked.still.iter().all(|one| one.link != link.id) {
+                blocked.still.push(Still { link: link.id, total: *total, since: blocked.turns });
+            }
         }
-        let is_new = blocked.replace(Blocked { since, total }).is_none();
-        drop(blocked);
+        let late = behind.iter().map(|(link, _)| *link).filter(|link| blocked.is_late(link.id)).collect();
+        drop(state);
         if is_new {
             self.reactor.ring_io();
         }
-        false
+        late
     }
 
     /// Nothing that has come waits any more.
@@ -344,13 +367,20 @@ impl DirectLinks {
 
     /// The I/O thread's turn: whoever reads looks again when something has waited for too long. Returns when that is.
     pub(super) fn turn(&self) -> Option<Instant> {
-        let at = lock(&self.blocked).as_ref()?.since + LATE;
+        let mut blocked = lock(&self.blocked);
+        let waits = blocked.as_mut()?;
         let now = Instant::now();
-        if at > now {
-            return Some(at);
+        if waits.next > now {
+            return Some(waits.next);
         }
-        self.read_again();
-        Some(now + LATE)
+        waits.turns = waits.turns.saturating_add(1);
+        waits.next = now + TURN;
+        let (next, is_due) = (waits.next, waits.still.iter().any(|one| waits.is_late(one.link)));
+        drop(blocked);
+        if is_due {
+            self.read_again();
+        }
+        Some(next)
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Link>> {

@@ -133,6 +133,33 @@ fn a_link_whose_other_end_stands_still_holds_nobody_up_for_long() {
     host.close();
 }
 
+/// A link that stood still is waited for again once that is here which it had accepted by then, though its other end has
+/// always accepted more when the receiver looks.
+#[test]
+fn a_link_that_stood_still_is_waited_for_again_while_more_comes_by_it() {
+    let host = Host::new(3, options());
+    let inboxes = listeners(&host);
+    link(&host, &inboxes, 0, 2);
+    link(&host, &inboxes, 1, 2);
+    let (still, to) = (&host.workers[0].0, &host.workers[2].0);
+    let way = still.switch.link_of(at(2)).unwrap();
+    let hold = way.hold(&still.reactor);
+    say(still, 2, b"late");
+    say(&host.workers[1].0, 2, b"early");
+    assert_eq!(until(&inboxes[2], b"early").len(), 1);
+    let stalled = to.reactor.stall();
+    drop(hold);
+    let hold = way.hold(&still.reactor);
+    say(still, 2, b"cause");
+    say(&host.workers[1].0, 2, b"effect");
+    drop(stalled);
+    assert_eq!(next(&inboxes[2]).1, b"late");
+    drop(hold);
+    assert_eq!(until(&inboxes[2], b"effect"), [b"cause".to_vec(), b"effect".to_vec()]);
+    drop((way, inboxes));
+    host.close();
+}
+
 /// DIR-4. Each of three senders comes first, and the sockets become ready in each order.
 #[test]
 fn causes_are_taken_before_effects_whoever_sends_them() {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core_owners import lines, slay
+from core_owners import lines, slay, suspend
 from talk_samples import MUCH, SOON, Counter, Friend, Mortal, Place, Teller, wait_for
 
 from mesh_core import ProcMesh, configured, this_host
@@ -126,6 +128,32 @@ def test_who_calls_one_that_dies_hears_of_it(fault_tolerant: None, tmp_path: Pat
         # The caller goes on, with others.
         other: Any = callers.spawn("place", Place)
         assert friend.talk.call_one([other]).get(timeout=SOON)
+
+
+@pytest.mark.full
+def test_who_stands_still_itself_gives_up_no_sender(tmp_path: Path) -> None:
+    with this_host().spawn_procs({"gpus": 3}) as procs:
+        places: Any = procs.spawn("places", Place)
+        friends: Any = procs.spawn("friends", Friend)
+        receiver, between, sender = range(3)
+        place, friend = places.slice(gpus=receiver), friends.slice(gpus=between)
+        assert friend.talk.call_one([place]).get(timeout=SOON)
+        assert friends.slice(gpus=sender).talk.call_one([place, places.slice(gpus=between)]).get(timeout=SOON)
+        end = tmp_path / "end"
+        said = friends.slice(gpus=sender).set_and_have_checked.call_one(place, friend, str(end))
+        for _ in range(4):
+            time.sleep(0.3)  # they talk meanwhile
+            suspend(procs.pids[sender])  # often in the middle of sending
+            time.sleep(0.2)  # the receiver begins to wait for it
+            suspend(procs.pids[receiver])
+            time.sleep(1.2)  # longer than a sender is waited for
+            os.kill(procs.pids[receiver], signal.SIGCONT)
+            time.sleep(0.2)  # a chance to do it wrong
+            os.kill(procs.pids[sender], signal.SIGCONT)
+        end.touch()
+        last = said.get(timeout=SOON)
+        wait_for(lambda: place.report.call_one().get(timeout=SOON)[0] == last)
+        assert place.report.call_one().get(timeout=SOON) == (last, [])
 
 
 @pytest.mark.full
