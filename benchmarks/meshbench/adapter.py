@@ -40,6 +40,9 @@ class ActorSystem(Floor, Protocol):
     module: str
     """What a user imports."""
 
+    names: str
+    """What a first script takes from it, with commas between."""
+
     distribution: str
     """What a user installs."""
 

@@ -121,6 +121,7 @@ FIGURES: Mapping[str, Figure] = {
     "proc_memory": Figure("memory of an idle proc (PSS, mean of 8)", "MB"),
     "tree_memory": Figure("the same with all helper processes shared out over the procs", "MB"),
     "import": Figure("import over bare Python", "ms"),
+    "import_names": Figure("the same with the names that a first script takes from it", "ms"),
     "wheel": Figure("wheel", "MB"),
     "installed": Figure("installed, without dependencies", "MB"),
     "idle_cpu": Figure("processor time of an idle mesh of 32 procs in 3 s, controller included", "ms"),
@@ -320,7 +321,7 @@ def _memory(system: Any, scale: Scale) -> Samples:
 
 
 def _import(system: Any, scale: Scale) -> Samples:
-    """Pairs of fresh interpreters, one with the import and one without, in turn."""
+    """Fresh interpreters in turn: one without the import, one with it, and one that takes what a script needs from it."""
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def seconds(code: str) -> float:
@@ -328,9 +329,13 @@ def _import(system: Any, scale: Scale) -> Samples:
         subprocess.run([sys.executable, "-c", code], check=True, env=bare)
         return perf_counter() - start
 
-    seconds(f"import {system.module}")  # so that bytecode and files are cached
-    pairs = [(seconds(f"import {system.module}"), seconds("pass")) for _ in range(scale.of(10, 3))]
-    return {"import": [(with_it - without) * 1e3 for with_it, without in pairs]}
+    whole, names = f"import {system.module}", f"from {system.module} import {system.names}"
+    seconds(names)  # so that bytecode and files are cached
+    taken = [(seconds("pass"), seconds(whole), seconds(names)) for _ in range(scale.of(10, 3))]
+    return {
+        "import": [(with_it - without) * 1e3 for without, with_it, _ in taken],
+        "import_names": [(with_them - without) * 1e3 for without, _, with_them in taken],
+    }
 
 
 def _installed(system: Any, scale: Scale) -> Samples:
@@ -546,7 +551,7 @@ ITEMS: Mapping[str, Item] = {
     "spawn_8": Item(SYSTEMS, _spawn(8), ("spawn_8", "spawn_8_import"), rounds=3),
     "spawn_32": Item(SYSTEMS, _spawn(32), ("spawn_32", "spawn_32_import"), rounds=3),
     "memory": Item(SYSTEMS, _memory, ("proc_memory", "tree_memory"), rounds=3),
-    "import": Item(SYSTEMS, _import, ("import",)),
+    "import": Item(SYSTEMS, _import, ("import", "import_names")),
     "size": Item(SYSTEMS, _installed, ("installed",), rounds=1),
     "idle_cpu": Item(LARGE, _idle_cpu, ("idle_cpu",), rounds=3),
     "kill_detection": Item(LARGE, _kill_detection, ("kill_detection",), rounds=3),

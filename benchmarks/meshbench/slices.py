@@ -55,8 +55,7 @@ def _spawn(system: Any) -> float:
 
 
 def _import(system: Any) -> float:
-    (taken,) = ITEMS["import"].run(system, Scale(quick=True)).values()
-    return _median(taken) / 1e3
+    return _median(ITEMS["import"].run(system, Scale(quick=True))["import_names"]) / 1e3
 
 
 def _memory(system: Any) -> float:

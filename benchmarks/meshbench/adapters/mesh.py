@@ -150,6 +150,7 @@ class System(Hosts, Pools, Queues, Pairs):
     """See `meshbench.adapter.MeshSystem`; over several hosts, `Hosts`."""
 
     module = "mesh_core"
+    names = "Actor, endpoint, this_host"
     distribution = "mesh-core"
     kills = 20
 

@@ -62,6 +62,7 @@ class System(Hosts, Pairs):
     """See `meshbench.adapter.KillSystem`; over several hosts, `Hosts`."""
 
     module = "monarch.actor"
+    names = "Actor, endpoint, this_host"
     distribution = "torchmonarch"
     kills = 1  # each takes about nine seconds
 

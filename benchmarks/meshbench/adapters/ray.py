@@ -44,6 +44,7 @@ class System(Hosts, Pools, Queues, Pairs):
     """See `meshbench.adapter.ActorSystem`; over several hosts, `Hosts`."""
 
     module = "ray"
+    names = "get, init, remote"
     distribution = "ray"
 
     def start(self, procs: int) -> None:

@@ -39,6 +39,7 @@ class System:
     """See `meshbench.adapter.ActorSystem`."""
 
     module = "xoscar"
+    names = "Actor, create_actor, create_actor_pool"
     distribution = "xoscar"
 
     def start(self, procs: int) -> None:

@@ -1,8 +1,8 @@
-//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` passes them when mesh_core is
-//! imported; after that nothing is looked up by module name.
+//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` passes them ([`crate::handed`]); after
+//! that nothing is looked up by module name.
 
 use crate::codes;
-use pyo3::exceptions::PyRuntimeError;
+use crate::handed::handed;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -42,7 +42,5 @@ pub(crate) fn hold(py: Python<'_>, callables: Callables, enums: Vec<Bound<'_, Py
 
 /// Returns what was passed.
 pub(crate) fn callables(py: Python<'_>) -> PyResult<&Callables> {
-    CALLABLES
-        .get(py)
-        .ok_or_else(|| PyRuntimeError::new_err("the native layer cannot be used before mesh_core is imported"))
+    handed(py, &CALLABLES)
 }

@@ -1,13 +1,13 @@
 //! Enums known to both sides: each has its members in Rust and in Python (`mesh_core._common.codes`) under the same names.
 //!
-//! Python passes the classes when mesh_core is imported ([`crate::callables`]). From then on a member costs a table look-up,
-//! and Python compares by identity. Values without a member are `OTHER` or `UNKNOWN`.
+//! Python passes the classes ([`crate::handed`]). From then on a member costs a table look-up, and Python compares by identity. Values without a member are `OTHER` or `UNKNOWN`.
 
+use crate::handed::handed;
 use mesh_proto::control::Question;
 use mesh_proto::messages::Request;
 use mesh_proto::{EndKind, Kind, Undelivered};
 use mesh_runtime::{ErrorKind, HostState};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -24,8 +24,7 @@ impl Members {
     }
 
     fn all(&self, py: Python<'_>) -> PyResult<&[Py<PyAny>]> {
-        let missing = || PyRuntimeError::new_err(format!("{} was not handed to the native layer", self.class));
-        Ok(self.found.get(py).ok_or_else(missing)?)
+        Ok(handed(py, &self.found)?)
     }
 
     fn member(&self, py: Python<'_>, place: usize) -> PyResult<Py<PyAny>> {

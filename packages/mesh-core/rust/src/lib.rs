@@ -17,6 +17,7 @@ mod event_loop;
 mod finisher;
 mod gate;
 mod guests;
+mod handed;
 mod hosts;
 mod inbox;
 mod inspect;

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mesh_core._bundle.callables import hand_over
 from mesh_core._common.current import holder
-from mesh_core._process.process import make_controller
 
 if TYPE_CHECKING:
     from mesh_core._process.process import Process
@@ -18,11 +16,16 @@ if TYPE_CHECKING:
 
 def put_together() -> None:
     """Set how processes are created and equipped; called when mesh_core is imported."""
-    hand_over()
     at = holder()
-    at.make = make_controller
+    at.make = _make_controller
     at.equip_script = _equip_script
     at.equip_worker = _equip_worker
+
+
+def _make_controller() -> Process:
+    from mesh_core._process.process import make_controller
+
+    return make_controller()
 
 
 def _equip_script(process: Process) -> None:

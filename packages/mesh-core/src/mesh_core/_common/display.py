@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 LIMIT = 200
@@ -66,12 +65,12 @@ class Table:
 
     def html(self, caption: str) -> str:
         """Return an HTML table without scripts, and with no styles beyond the layout."""
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._head) if any(self._head) else ""
+        head = "".join(f"<th>{_escaped(cell)}</th>" for cell in self._head) if any(self._head) else ""
         body = "".join(
             "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in self._rows
         )
         return (
-            f'<table><caption style="text-align:left;white-space:nowrap">{html.escape(_flat(caption))}</caption>'
+            f'<table><caption style="text-align:left;white-space:nowrap">{_escaped(_flat(caption))}</caption>'
             f"{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
         )
 
@@ -98,9 +97,15 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def _escaped(text: str) -> str:
+    import html  # whoever spawns imports this module, and hardly anybody wants HTML
+
+    return html.escape(text)
+
+
 def _cell(text: str) -> str:
     left = len(text) - len(text.lstrip(" "))
-    return "&nbsp;" * left + html.escape(_flat(text[left:]))
+    return "&nbsp;" * left + _escaped(_flat(text[left:]))
 
 
 def place(point: Mapping[str, int]) -> str:
@@ -135,4 +140,4 @@ def listed(table: Table, count: int, row: Callable[[int], Sequence[str]]) -> Tab
 def block(title: str, text: str) -> str:
     """Return HTML with a title and lines under it."""
     lines = "\n".join(_flat(line) for line in text.splitlines())
-    return f"<div><b>{html.escape(_flat(title))}</b></div><pre>{html.escape(lines)}</pre>"
+    return f"<div><b>{_escaped(_flat(title))}</b></div><pre>{_escaped(lines)}</pre>"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +54,16 @@ def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
         raise SpawnError(str(error)) from None
 
 
+def _check_runs(python: str) -> None:
+    """Refuse an interpreter that this host cannot run."""
+    import shutil  # takes long to import, and most spawns name no interpreter
+
+    if shutil.which(python) is None:
+        raise SpawnError(
+            f"python={python!r} is not a program that can be run here; give the path of an interpreter"
+        )
+
+
 def spawn(
     process: Process,
     extent: Extent,
@@ -83,10 +92,8 @@ def spawn(
     afar = location.only != process.identity.host_no
     if not afar:
         python = python or process.python
-        if python is not None and shutil.which(python) is None:
-            raise SpawnError(
-                f"python={python!r} is not a program that can be run here; give the path of an interpreter"
-            )
+        if python is not None:
+            _check_runs(python)
     check_name(name or "")
     checked_seed(seed)
     policy = check_policy(supervise)

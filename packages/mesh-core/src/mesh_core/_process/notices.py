@@ -38,6 +38,8 @@ class Notices:
     def start(self) -> None:
         """Take notices from now on."""
         if self._thread is None and self._process.identity.is_script:
+            # Imported while the processes start that were just ordered, and before the end of the script needs it.
+            _ = self._process.supervision
             threading.Thread(target=self._run, name="mesh-notices", daemon=True).start()
             self._began.wait()
 

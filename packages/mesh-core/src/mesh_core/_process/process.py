@@ -651,8 +651,6 @@ def become_guest(identity: Identity, number: int, *, link: int, board: int, seat
 
 def make_controller() -> Process:
     """Make this script's process object; called with the holder's lock held."""
-    import socket
-
     from mesh_core._common.settings import current_settings, runtime_options
 
     _prepare_end()
@@ -660,7 +658,7 @@ def make_controller() -> Process:
     standby, _HOLDER.standby = _HOLDER.standby, None
     runtime = Runtime.controller(runtime_options(settings), standby)
     region = Region.whole(Extent([], []))
-    host = socket.gethostname()
+    host = os.uname().nodename  # that of `socket`, which takes longer to import
     identity = Identity(
         mesh_id=0,
         mesh_name="controller",
@@ -674,12 +672,14 @@ def make_controller() -> Process:
 
 
 def _prepare_end() -> None:
-    """Import what the end of a script needs: Ctrl-C in the middle of an import would leave half a module behind."""
+    """Import what the end of a script needs: Ctrl-C in the middle of an import would leave half a module behind.
+
+    The rest is imported by :meth:`Notices.start`, when processes have been ordered.
+    """
     # Before `_leave` is registered: `logging` then closes its handlers after it, as records still arrive until then.
     import logging  # noqa: F401
 
     from mesh_core._common import interrupts, settings  # noqa: F401
-    from mesh_core._failures import supervision  # noqa: F401
 
 
 def _begin_script(process: Process) -> Process:
