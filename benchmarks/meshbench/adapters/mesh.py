@@ -22,6 +22,7 @@ from mesh_core import Actor, SupervisionError, endpoint, this_host
 from meshbench.adapter import PAYLOAD
 from meshbench.adapters.mesh_hosts import Hosts
 from meshbench.adapters.mesh_pairs import Pairs
+from meshbench.adapters.mesh_pieces import Pieces
 from meshbench.adapters.mesh_pool import Pools
 from meshbench.adapters.mesh_queue import Queues
 from meshbench.processes import Killer, alive, pss_bytes
@@ -146,7 +147,7 @@ class Stuck(Actor):
         await asyncio.Event().wait()
 
 
-class System(Hosts, Pools, Queues, Pairs):
+class System(Hosts, Pools, Queues, Pairs, Pieces):
     """See `meshbench.adapter.MeshSystem`; over several hosts, `Hosts`."""
 
     module = "mesh_core"

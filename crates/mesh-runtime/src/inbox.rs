@@ -64,7 +64,8 @@ struct Queue {
     bytes: u64,
     /// Callers that may not have the reply to the last task that they know of: no task of theirs begins ahead of it.
     held_up: Vec<ProcAddr>,
-    /// The thread woken for the last task: if that is taken back it finds nothing, and must be woken again.
+    /// The thread woken for a task, by whichever change made that the first: if it is taken back the thread finds nothing, and
+    /// must be woken again.
     woken: Option<Arc<Waiter>>,
     /// None if one executor handles all messages.
     division: Option<Division>,
@@ -216,6 +217,9 @@ impl Inbox {
         let mut wake = Wake::default();
         if next.is(Side::Thread) {
             wake.waiter = queue.waiter.take();
+            if wake.waiter.is_some() && queue.messages.front().is_some_and(|first| first.task().is_some()) {
+                queue.woken.clone_from(&wake.waiter);
+            }
         }
         // The waiter may be stale, so if there is only one executor, the loop is told too.
         if next.is(Side::Loop) && !queue.told {
@@ -310,9 +314,6 @@ impl Inbox {
             queue.messages.push_back(message);
         }
         let wake = self.changed(&mut queue);
-        if task.is_some() && wake.waiter.is_some() {
-            queue.woken.clone_from(&wake.waiter);
-        }
         drop(queue);
         wake.go(reactor);
         Put::Done
@@ -421,9 +422,6 @@ impl Inbox {
             queue.waiter = queue.woken.take();
         }
         let wake = self.changed(&mut queue);
-        if wake.waiter.is_some() {
-            queue.woken.clone_from(&wake.waiter);
-        }
         drop(queue);
         wake.go(reactor);
         out

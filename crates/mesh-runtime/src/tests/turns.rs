@@ -6,6 +6,7 @@ use crate::inbox::{Inbox, Side};
 use crate::loop_waker::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
+use crate::wait::Waiter;
 use mesh_proto::messages::{Failure, Request};
 use mesh_proto::{Frame, ProcAddr};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -118,6 +119,29 @@ fn names_can_be_added_and_the_division_ends() {
     all.push(b"now", 4);
     assert!(!all.inbox.is_due() && all.take(Side::Thread).is_empty());
     assert_eq!(all.take(Side::Loop), [4]);
+}
+
+#[test]
+fn a_thread_whose_task_is_taken_back_is_woken_for_the_next() {
+    let all = Divided::new();
+    let task = |name: &[u8], call| {
+        let header = Request::TASK.header(5, call, 0, CALLER, ME);
+        assert!(all.inbox.push(&all.reactor, Message::plain(Frame::build_plain(header, None, name, b""))));
+    };
+    let take_back = |call| all.inbox.take_back(&all.reactor, CALLER, call).is_some();
+    // It waits once for a message, however often it is woken in vain.
+    all.inbox.expect(&all.reactor);
+    let waiter = Waiter::current();
+    let is_known = || Arc::strong_count(&waiter) > 2;
+    [b"now" as &[u8], b"later", b"now"].into_iter().zip(1..).for_each(|(name, n)| task(name, n));
+    assert!(take_back(1) && is_known());
+    assert_eq!(all.take(Side::Loop), [2]);
+    // Woken by the loop, which gives its turn back.
+    assert!(all.take(Side::Loop).is_empty() && all.inbox.is_due());
+    assert!(take_back(3) && is_known() && !all.inbox.is_due());
+    task(b"now", 4);
+    assert!(all.inbox.is_due());
+    assert_eq!(all.take(Side::Thread), [4]);
 }
 
 /// TURN-1, and nobody who has something to do is forgotten.

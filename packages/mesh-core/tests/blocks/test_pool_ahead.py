@@ -32,6 +32,12 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def several(ready: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and as many are sent ahead as may be."""
+    monkeypatch.setattr("mesh_core._blocks.pool.turns._AHEAD_S", 1e9)
+
+
+@pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "log"
     path.touch()
@@ -168,6 +174,114 @@ def test_nothing_begins_behind_a_reply_that_may_be_lost(ready: None, mortals: An
     assert Counter(lines(log)) == Counter(range(60))
 
 
+def warm_up(pool: Pool[Any]) -> None:
+    """Let the pool learn how short its tasks are."""
+    assert sum(pool.map(pool.actors.double, range(100))) == 9900
+
+
+def test_several_are_sent_ahead_while_tasks_take_hardly_any_time(
+    several: None, workers: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(workers, waiting=30) as pool:
+        warm_up(pool)
+        busy = Busy(pool, gates)
+        tasks = [pool.submit(workers.note, n) for n in range(30)]
+        assert (busy.ahead, pool.progress.waiting) == (16, 14), "AHD-1: eight at each"
+        gates[0].open()
+        gates[1].open()
+        assert [task.get(WITHIN) for task in tasks] == list(range(30))
+    assert Counter(lines(log)) == Counter(range(30))
+
+
+def test_one_is_sent_ahead_while_several_would_take_long(
+    ready: None, workers: Any, gates: dict[int, Gate]
+) -> None:
+    with Pool(workers, waiting=30) as pool:
+        for _ in range(10):
+            # The pool sees these take as long as it takes to open the gate.
+            busy = Busy(pool, gates)
+            time.sleep(0.003)
+            gates[0].open()
+            gates[1].open()
+            for task in busy.tasks:
+                task.get(WITHIN)
+        busy = Busy(pool, gates)
+        tasks = [pool.submit(workers.who, n) for n in range(6)]
+        assert busy.ahead == 2, "AHD-1"
+        gates[0].open()
+        gates[1].open()
+        for task in tasks:
+            task.get(WITHIN)
+
+
+def test_all_that_wait_behind_a_long_task_move_in_their_order(
+    several: None, workers: Any, gates: dict[int, Gate], monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    with Pool(workers, waiting=30) as pool:
+        warm_up(pool)
+        busy = Busy(pool, gates)
+        tasks = [pool.submit(workers.note, n) for n in range(12)]
+        assert busy.ahead == 12
+        monkeypatch.setattr("mesh_core._blocks.pool.turns._SHORT_S", 0.0)
+        gates[0].open()
+        assert [task.get(WITHIN) for task in tasks] == list(range(12)), "AHD-2"
+        assert not busy.tasks[1].done()
+        assert Counter(lines(log)) == Counter(range(12))
+        gates[1].open()
+
+
+def test_of_several_ahead_at_a_replica_that_dies_none_has_begun(
+    several: None, mortals: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(mortals, waiting=30) as pool:
+        warm_up(pool)
+        busy = Busy(pool, gates, dies=True)
+        tasks = [pool.submit(mortals.note, n) for n in range(10)]
+        assert busy.ahead == 10
+        gates[1].open()
+        assert isinstance(busy.tasks[1].exception(WITHIN), SupervisionError)
+        gates[0].open()
+        assert [task.get(WITHIN) for task in tasks] == list(range(10)), "AHD-3"
+        assert (pool.progress.retried, pool.progress.failed) == (0, 1)
+    assert Counter(lines(log)) == Counter([99, *range(10)])
+
+
+def test_one_of_several_ahead_kills_the_replica_and_only_itself(
+    several: None, mortals: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(mortals, waiting=30) as pool:
+        warm_up(pool)
+        busy = Busy(pool, gates)
+        tasks = [pool.submit(mortals.note, n) for n in range(4)]
+        fatal = pool.submit(mortals.die, 7)
+        tasks += [pool.submit(mortals.note, n) for n in range(4, 9)]
+        assert busy.ahead == 10
+        gates[0].open()
+        gates[1].open()
+        assert isinstance(fatal.exception(WITHIN), SupervisionError)
+        assert [task.get(WITHIN) for task in tasks] == list(range(9))
+    assert Counter(lines(log)) == Counter([7, *range(9)])
+
+
+def test_several_ahead_are_cancelled_one_by_one(
+    several: None, workers: Any, gates: dict[int, Gate], log: Path
+) -> None:
+    with Pool(workers, waiting=30) as pool:
+        warm_up(pool)
+        busy = Busy(pool, gates)
+        tasks = [pool.submit(workers.note, n) for n in range(12)]
+        assert busy.ahead == 12
+        for task in tasks[::2]:
+            assert task.cancel()
+        end = time.monotonic() + WITHIN
+        while busy.ahead > 6:
+            assert time.monotonic() < end
+        gates[1].open()
+        gates[0].open()
+        assert [task.get(WITHIN) for task in tasks[1::2]] == list(range(1, 12, 2))
+    assert sorted(lines(log)) == list(range(1, 12, 2))
+
+
 def test_a_task_cancelled_after_it_was_sent_ahead_never_runs(
     ready: None, workers: Any, gates: dict[int, Gate], log: Path
 ) -> None:
@@ -220,7 +334,7 @@ def test_nothing_is_sent_ahead_to_a_replica_of_two_pools(
 
 
 @pytest.mark.slow
-def test_killed_replicas_lose_and_repeat_no_task(ready: None, log: Path, fault_tolerant: None) -> None:
+def test_killed_replicas_lose_and_repeat_no_task(several: None, log: Path, fault_tolerant: None) -> None:
     with this_host().spawn_procs({"gpus": 3}) as procs:
         workers: Any = procs.spawn("workers", Worker, str(log))
         workers.initialized.get()

@@ -178,3 +178,44 @@ def test_no_asker_is_sent_ahead_to_a_draining_or_shared_place() -> None:
     several.give(0)
     several.lead(0)
     assert several.behind() is None
+
+
+def test_askers_are_sent_ahead_to_the_place_with_the_fewest_in_the_order_of_their_turns() -> None:
+    places = ahead()
+    for name in "abcde":
+        places.ask(name)
+    sent = []
+    while (place := places.behind(2)) is not None:
+        sent.append((place, places.send_ahead(place)))
+    assert sent == [(1, "a"), (0, "b"), (0, "c"), (1, "d")]
+    assert places.behind(1) is None and places.next_asking() == "e"
+    assert [places.back(1), places.back(1)] == ["a", "d"], "PLC-4"
+    assert places.behind(1) == 1
+    assert [places.back(0), places.back(0), places.back(0)] == ["b", "c", None]
+    assert (list(places.ahead()), places.busy(0), places.busy(1)) == ([], 0, 1)
+
+
+def test_an_asker_leaves_between_others_that_are_ahead() -> None:
+    places = ahead(1)
+    for name in "abc":
+        places.ask(name)
+        places.send_ahead(0)
+    assert places.behind(3) is None
+    assert places.leave(0, "b")
+    assert not places.leave(0, "b")
+    assert places.behind(3) == 0
+    assert [places.back(0), places.back(0), places.back(0)] == ["a", "c", None]
+
+
+def test_those_who_come_back_are_first_in_the_order_in_which_they_came() -> None:
+    places: Places[str] = Places(1)
+    places.ask("later")
+    for name in "ab":
+        places.ask(name, first=True)
+    assert (places.asking(), places.waiting) == (["a", "b", "later"], 3)
+    assert places.drop("a") and not places.drop("a")
+    places.add(0)
+    assert places.candidate() == 0
+    assert places.give(0) == "b"
+    assert places.refuse() == ["later"]
+    assert places.waiting == 0

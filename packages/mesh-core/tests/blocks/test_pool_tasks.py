@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -37,6 +39,9 @@ class Turns:
 
     def ask(self, asker: Any, *, first: bool = False) -> None:
         self.asking.insert(0 if first else len(self.asking), asker)
+
+    def ask_all(self, askers: Sequence[Any]) -> None:
+        self.asking += askers
 
     def drop(self, asker: Any) -> bool:
         if asker not in self.asking:
@@ -108,6 +113,12 @@ class Answer(Promise[int]):
     _kind = Coming
 
 
+def a_task(runner: Runner, endpoint: str, args: tuple[Any, ...], retries: int) -> Task:
+    unchecked: Any = None
+    call = Call(endpoint, is_orderly=True, limit=None, keep=False, checked=unchecked)
+    return Task(runner, call, args, {}, retries=retries, name="a task")
+
+
 class Schedule:
     """A runner that is driven at random."""
 
@@ -131,10 +142,23 @@ class Schedule:
     def submit(self) -> None:
         if self.runner._waiting < 3:
             assert self.runner.room(wait=True) is None
-            n = len(self.futures)
-            task = Task(self.runner, "a task", Call("run", True, None, (n,), {}), self.retries)
-            self.futures.append(task.future)
-            self.runner.begin(task)
+            self.runner.begin(self.task())
+
+    def submit_several(self) -> None:
+        room = max(0, 3 - self.runner._waiting)
+        wanted = self.random.randint(1, 4)
+        assert self.runner.rooms(wanted) == min(wanted, room)
+        tasks = [self.task() for _ in range(min(wanted, room))]
+        # Room that was taken for more tasks than there are.
+        assert self.runner.rooms(1) == (room > wanted)
+        self.runner.leave_rooms(int(room > wanted))
+        self.runner.begin_all(tasks)
+
+    def task(self) -> Task:
+        """The next task."""
+        task = a_task(self.runner, "run", (len(self.futures),), self.retries)
+        self.futures.append(task.future)
+        return task
 
     def give(self) -> None:
         if self.turns.asking:
@@ -165,10 +189,9 @@ class Schedule:
 @pytest.mark.parametrize("seed", range(25))
 def test_random_schedules(seed: int) -> None:
     schedule = Schedule(seed)
+    steps = ["submit", "submit_several", "give", "give", "end", "crash", "cancel"]
     for _ in range(120):
-        getattr(
-            schedule, schedule.random.choice(["submit", "submit", "give", "give", "end", "crash", "cancel"])
-        )()
+        getattr(schedule, schedule.random.choice(steps))()
         schedule.settle()
         assert 0 <= schedule.runner._waiting == len(schedule.turns.asking)
     while schedule.turns.asking or any(replica.calls for replica in schedule.replicas):
@@ -212,7 +235,7 @@ def test_waiters_for_room_are_served_in_order() -> None:
 def test_a_failed_call_gives_its_turn_back() -> None:
     schedule = Schedule(0)
     assert schedule.runner.room(wait=True) is None
-    task = Task(schedule.runner, "a task", Call("missing", True, None, (), {}), 2)
+    task = a_task(schedule.runner, "missing", (), 2)
     schedule.runner.begin(task)
     schedule.give()
     assert isinstance(task.future.exception(WITHIN), AttributeError)
@@ -224,6 +247,17 @@ def test_a_closed_runner_accepts_nothing() -> None:
     schedule.runner.close()
     with pytest.raises(MeshError, match="closed"):
         schedule.runner.room(wait=True)
+    assert schedule.runner.rooms(2) == 0
+
+
+def test_tasks_that_are_begun_as_a_pool_closes_give_their_room_back() -> None:
+    schedule = Schedule(0)
+    assert schedule.runner.rooms(2) == 2
+    tasks = [schedule.task(), schedule.task()]
+    schedule.runner.close()
+    with pytest.raises(MeshError, match="closed"):
+        schedule.runner.begin_all(tasks)
+    assert (schedule.runner._waiting, schedule.turns.asking, len(schedule.runner)) == (0, [], 0)
 
 
 def test_lists_of_followed_futures_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,3 +269,41 @@ def test_lists_of_followed_futures_stay_short(monkeypatch: pytest.MonkeyPatch) -
         done.set_result(n)
         schedule.settle()
         assert schedule.following._followers.list.arrived() <= 20
+
+
+def test_what_may_come_later_is_done_once_for_all_work_that_is_there() -> None:
+    schedule = Schedule(0)
+    following = schedule.following
+    done: list[int] = []
+
+    def settle() -> None:
+        done.append(len(done))
+
+    settle()
+    following.settle(settle)
+    assert done == [0, 1], "at once, on a thread that does not do the work"
+
+    def work() -> None:
+        following.settle(settle)
+        following.settle(settle)
+        assert done == [0, 1]
+
+    following.soon(work)
+    schedule.settle()
+    deadline = time.monotonic() + WITHIN
+    while len(done) < 3:
+        assert time.monotonic() < deadline
+    assert done == [0, 1, 2]
+
+
+def test_what_may_come_later_does_not_wait_for_the_end_of_all_work() -> None:
+    following, done = Schedule(0).following, threading.Event()
+
+    def work() -> None:
+        # Until then there is always more.
+        following.settle(done.set)
+        if not done.is_set():
+            following.soon(work)
+
+    following.soon(work)
+    assert done.wait(WITHIN)

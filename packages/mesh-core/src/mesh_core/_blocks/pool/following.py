@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _BUSY_S = 0.001
 _IDLE_S = 0.02
 """How long the dedicated thread leaves the work to waiting threads before it checks again; the second once they are gone for that long."""
+_SETTLES_S = 0.002
+"""How long what may come later is put off while there is other work."""
 _HANDOVER_S = 0.005
 """How long a waiting thread waits for the dedicated thread to hand over the work."""
 _LINGER_S = 0.05
@@ -164,8 +166,15 @@ class Following:
         """What to call when a deadline passes, for futures that do not end by it."""
         self._deadlines: list[tuple[float, int]] = []
         self._helped = 0.0
+        self._is_asked = False
+        """A waiting thread asks the dedicated one to hand over the work."""
         self._is_serving = False
         """The dedicated thread does the work now."""
+        self._worker = 0
+        """The thread that does the work now."""
+        self._unsettled: dict[Callable[[], object], None] = {}
+        """What to call before the thread that does the work waits, but soon; only that thread uses it."""
+        self._unsettled_since = 0.0
         done: Promise[None] = Promise()
         done.set_result(None)
         self._done = done.future
@@ -217,6 +226,31 @@ class Following:
         """Call ``then`` on the thread that does the work."""
         self.follow(self._done, then)
 
+    def settle(self, then: Callable[[], object]) -> None:
+        """Call ``then`` when the work that is there is done, once for all of it; at once on a thread that does not do the work.
+
+        Where there is always more work, it is called after a while.
+        """
+        if self._worker != get_ident():
+            then()
+            return
+        now = time.monotonic()
+        if not self._unsettled:
+            self._unsettled_since = now
+        self._unsettled[then] = None
+        if now - self._unsettled_since > _SETTLES_S:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The thread that does the work is about to wait."""
+        unsettled = self._unsettled
+        while unsettled:
+            then, _ = unsettled.popitem()
+            try:
+                then()
+            except Exception:
+                logging.getLogger("mesh").exception("a pool could not continue with %r", then)
+
     def _end(self) -> None:
         """The process leaves the mesh: followed futures are done by now, or will never be."""
         with self._lock:
@@ -238,10 +272,13 @@ class Following:
                 continue
             if self._closed:
                 return
+            self._is_asked = False
             self._is_serving = True
+            self._worker = get_ident()
             try:
                 is_idle = self._work()
             finally:
+                self._worker = 0
                 self._is_serving = False
                 self._duty.release()
             with self._lock:
@@ -253,8 +290,9 @@ class Following:
         """Work until another thread takes over; true if there was nothing to do for a long time."""
         while True:
             left = self._step()
-            if self._closed or time.monotonic() - self._helped < _BUSY_S:
+            if self._closed or self._is_asked or time.monotonic() - self._helped < _BUSY_S:
                 return False
+            self._settle()
             followers = self._followers
             limit = left if self._then else _LINGER_S
             came = followers.list.wait(limit, followers.taken, False)
@@ -268,9 +306,11 @@ class Following:
         """
         if self._closed or not self._take_duty():
             return False
+        self._worker = get_ident()
         try:
             self._work_until(coming, seen, steps)
         finally:
+            self._worker = 0
             coming.forget(self._followers.list)
             self._helped = time.monotonic()
             self._duty.release()
@@ -283,21 +323,27 @@ class Following:
         self._helped = time.monotonic()
         if not self._is_serving:
             return False
+        self._is_asked = True
         self._followers.wake()
         # In a block that Ctrl-C does not interrupt: nothing can happen between taking the duty and giving it back.
         return self._duty.acquire(timeout=_HANDOVER_S)
+
+    def helps_soon(self) -> None:
+        """This thread submits tasks, and then helps: there is no need for the dedicated thread meanwhile."""
+        self._helped = time.monotonic()
 
     def help_with(self, arrivals: Arrivals, is_over: Callable[[], bool], steps: Steps) -> bool:
         """Do the work on this thread until the awaited outcomes are there; false if another thread does it."""
         if self._closed or not self._take_duty():
             return False
-        arrivals.helper = get_ident()
+        arrivals.helper = self._worker = get_ident()
         followers = self._followers
         try:
             while True:
                 left = self._step()
                 if self._closed or is_over():
                     return True
+                self._settle()
                 told = followers.list
                 arrivals.tell(told, _WAKE)
                 # Another thread may have produced an outcome before the bell was set.
@@ -305,7 +351,7 @@ class Following:
                     return True
                 steps.wait(partial(told.wait, left, followers.taken))
         finally:
-            arrivals.helper = 0
+            arrivals.helper = self._worker = 0
             self._helped = time.monotonic()
             self._duty.release()
 
@@ -316,6 +362,7 @@ class Following:
             left = self._step()
             if self._closed or coming.done() or (seen is not None and coming.arrived() > seen):
                 return
+            self._settle()
             if told is not followers.list:
                 told = followers.list
                 coming.note(told, _WAKE, seen or 0)

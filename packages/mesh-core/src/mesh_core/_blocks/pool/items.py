@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mesh_core._native import Completion
     from mesh_core._process.process import Process
 
+_NO_KEYWORDS: dict[str, Any] = {}
+
 
 class Arrivals:
     """The outcomes of some tasks, for the one thread or coroutine that takes them."""
@@ -91,8 +93,17 @@ class Item(Work):
 
     __slots__ = ("_arrivals", "_error", "_value", "is_over", "number")
 
-    def __init__(self, runner: Runner, call: Call, retries: int, number: int, arrivals: Arrivals) -> None:
-        super().__init__(runner, call, retries)
+    def __init__(
+        self,
+        runner: Runner,
+        call: Call,
+        args: tuple[Any, ...],
+        retries: int,
+        *,
+        number: int,
+        arrivals: Arrivals,
+    ) -> None:
+        super().__init__(runner, call, args, _NO_KEYWORDS, retries)
         self.number = number
         self.is_over = False
         self._arrivals = arrivals

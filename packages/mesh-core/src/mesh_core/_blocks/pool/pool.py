@@ -35,8 +35,6 @@ A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NO_KEYWORDS: dict[str, Any] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class PoolProgress:
@@ -178,7 +176,7 @@ class Pool(Generic[A]):
             room = self._runner.room(wait=running_loop() is None)
             if room is not None:
                 self._await_room(room, steps)
-            return self._submit(call)
+            return self._submit(call, args, kwargs)
 
     async def submit_async(self, endpoint: Endpoint[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Like :meth:`submit`, for coroutines: waits for room, and returns the future of the result.
@@ -202,7 +200,7 @@ class Pool(Generic[A]):
         room = self._runner.room(wait=True)
         if room is not None:
             await self._await_room_async(room)
-        return self._submit(call)
+        return self._submit(call, args, kwargs)
 
     def _await_room(self, room: Future[bool], steps: Steps) -> None:
         try:
@@ -221,9 +219,10 @@ class Pool(Generic[A]):
             self._runner.leave_room(room)
             raise
 
-    def _submit(self, call: Call) -> Future[Any]:
+    def _submit(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         runner = self._runner
-        task = Task(runner, f"{self._actors._name}.{call.endpoint} in a pool", call, self._options.retries)
+        name = f"{self._actors._name}.{call.endpoint} in a pool"
+        task = Task(runner, call, args, kwargs, retries=self._options.retries, name=name)
         runner.begin(task)
         return task.future
 
@@ -249,13 +248,12 @@ class Pool(Generic[A]):
         limit = self._options.timeout if endpoint._limit is None else endpoint._limit
         arity = endpoint._arity
         keep = bool(endpoint._keeps)
-        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs, keep, arity)
+        return Call(endpoint._name, not (arity.overlaps or arity.port), limit, keep, arity)
 
     def _call_again(self, endpoint: Endpoint[..., Any], last: Call, args: tuple[Any, ...]) -> Call:
         """Like :meth:`_call`, for an endpoint that was checked already."""
-        if self._process.pid == os.getpid() and endpoint._arity.fits(args, _NO_KEYWORDS):
-            name, is_orderly, limit, _, _, keep, arity = last
-            return Call(name, is_orderly, limit, args, _NO_KEYWORDS, keep, arity)
+        if self._process.pid == os.getpid() and endpoint._arity.fits(args, {}):
+            return last
         return self._call(endpoint, args, {})
 
     # Many at once.

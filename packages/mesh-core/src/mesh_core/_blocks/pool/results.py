@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from _thread import get_ident
 from abc import ABC, abstractmethod
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _AHEAD = 4
+_AT_HAND = frozenset({range, list, tuple, dict, set, frozenset, str, bytes})
 _END: Any = object()
 
 
@@ -57,8 +59,12 @@ class Results(Closing, ABC, Generic[R]):
             self._values_async = _zip(values).__aiter__()
         else:
             self._values = zip(*cast("tuple[Iterable[Any], ...]", values), strict=False)
+        self._at_hand = all(type(each) in _AT_HAND for each in values)
+        """Whether reading a value takes no time and cannot wait, so that several may be read before their tasks are submitted."""
         self._ahead = ahead
         self._ended = False
+        self._few: float = math.inf
+        """With more tasks than this in progress, results that are there are taken first, and then many values are read at once."""
         self._numbers = itertools.count()
         self._open: dict[int, Any] = {}
         """Tasks that were submitted and whose results were not taken, by number."""
@@ -113,7 +119,11 @@ class Results(Closing, ABC, Generic[R]):
     # Feeding.
 
     def _limit(self) -> int:
-        return self._ahead or _AHEAD * self._pool._turns or 1
+        turns = self._pool._turns
+        limit = self._ahead or _AHEAD * turns or 1
+        if self._at_hand:
+            self._few = -1 if self._ended else max(min(limit - 1, 2 * turns), limit // 2)
+        return limit
 
     def _draw(self, limit: int) -> bool:
         """Read the next value; true if there is one and, as far as is known, room for its task, or no task is in progress."""
@@ -130,7 +140,10 @@ class Results(Closing, ABC, Generic[R]):
 
     def _advance(self) -> None:
         """Submit as many tasks as allowed, and wait for a result. Waits for room only if no task is in progress."""
+        if len(self._open) > self._few and self._is_ready():
+            return
         runner, limit = self._pool._runner, self._limit()
+        runner.following.helps_soon()
         steps = self._steps
         if steps is None or steps.thread != get_ident():
             steps = self._steps = Steps()
@@ -138,6 +151,8 @@ class Results(Closing, ABC, Generic[R]):
             with steps:
                 if not self._try_begin(steps):
                     break
+                if self._at_hand:
+                    self._begin_more(limit)
                 if len(self._open) >= limit or runner.is_full:
                     # In the same block: entering another for each task would take too long.
                     if not self._is_ready():
@@ -146,6 +161,9 @@ class Results(Closing, ABC, Generic[R]):
         if self._open and not self._is_ready():
             with steps:
                 self._wait(steps)
+
+    def _begin_more(self, limit: int) -> None:
+        """Submit several tasks at once, if that is less work."""
 
     def _try_begin(self, steps: Steps) -> bool:
         """Submit a task with the current value; false if there is no room and other tasks are in progress."""
@@ -171,7 +189,10 @@ class Results(Closing, ABC, Generic[R]):
         return call
 
     async def _fill_async(self) -> None:
-        while not self._ended and len(self._open) < self._limit():
+        if len(self._open) > self._few and self._is_ready():
+            return
+        limit = self._limit()
+        while not self._ended and len(self._open) < limit:
             if self._held is _END:
                 if self._values is not None:
                     self._held = next(self._values, _END)
@@ -191,6 +212,8 @@ class Results(Closing, ABC, Generic[R]):
                 await self._pool._await_room_async(room)
             self._held = _END
             self._begin(value, call)
+            if self._at_hand:
+                self._begin_more(limit)
 
     # Taking.
 
@@ -271,9 +294,31 @@ class _Items(Results[R]):
 
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
         pool = self._pool
-        item = Item(pool._runner, call, pool._options.retries, next(self._numbers), self._arrivals)
+        item = self._item(call, value)
         pool._runner.begin(item)
         self._open[item.number] = item
+
+    def _begin_more(self, limit: int) -> None:
+        pool, values = self._pool, self._values
+        assert values is not None
+        runner = pool._runner
+        while not self._ended and (count := runner.rooms(limit - len(self._open))) > 0:
+            drawn = list(itertools.islice(values, count))
+            try:
+                calls = [self._call(value) for value in drawn]
+            except BaseException:
+                runner.leave_rooms(count)
+                raise
+            runner.leave_rooms(count - len(calls))
+            self._ended = len(calls) < count
+            items = [self._item(call, value) for call, value in zip(calls, drawn, strict=True)]
+            runner.begin_all(items)
+            self._open.update((item.number, item) for item in items)
+
+    def _item(self, call: Call, args: tuple[Any, ...]) -> Item:
+        pool = self._pool
+        number = next(self._numbers)
+        return Item(pool._runner, call, args, pool._options.retries, number=number, arrivals=self._arrivals)
 
     def _is_over(self) -> bool:
         return not self._open or self._is_ready()
@@ -356,7 +401,7 @@ class Completed(Results[tuple[Any, "Future[Any]"]]):
         self._next: int | None = None
 
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
-        future = self._pool._submit(call)
+        future = self._pool._submit(call, value, {})
         # Its error is reported by whoever receives the future.
         future._call.look_away()
         number = next(self._numbers)

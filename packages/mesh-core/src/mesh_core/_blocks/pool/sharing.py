@@ -28,7 +28,7 @@ from mesh_core._common.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mesh_core._blocks.pool.pool import Pool
     from mesh_core._blocks.pool.turns import Asker, OwnTurns
@@ -250,6 +250,10 @@ class FarTurns:
                 self._coming -= 1
                 self._asking.pop(asker, None)
             raise
+
+    def ask_all(self, askers: Sequence[Asker]) -> None:
+        for asker in askers:
+            self.ask(asker)
 
     def _taken(self, take: Future[Any]) -> None:
         error = take.exception()

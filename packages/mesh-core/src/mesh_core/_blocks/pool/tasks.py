@@ -45,17 +45,15 @@ class Step(Enum):
 
 
 class Call(NamedTuple):
-    """The call that a replica will get."""
+    """How replicas are called. The tasks of ``map`` share one, and differ in their arguments."""
 
     endpoint: str
     is_orderly: bool
     """Whether the replica begins nothing else before it has answered this call."""
     limit: float | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    keep: bool = False
+    keep: bool
     """Whether the result stays where it is made (``keep=True``)."""
-    checked: Arity | None = None
+    checked: Arity
     """The endpoint's arity, which the arguments were checked against."""
 
 
@@ -95,10 +93,12 @@ class Work(ABC):
     """One call that some replica will answer."""
 
     __slots__ = (
+        "_args",
         "_call",
         "_context",
         "_endpoint",
         "_inner",
+        "_kwargs",
         "_native",
         "_place",
         "_retries",
@@ -109,9 +109,13 @@ class Work(ABC):
         "runner",
     )
 
-    def __init__(self, runner: Runner, call: Call, retries: int) -> None:
+    def __init__(
+        self, runner: Runner, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int
+    ) -> None:
         self.runner = runner
         self._call = call
+        self._args = args
+        self._kwargs = kwargs
         self._retries = retries
         # Deadlines and spans are those of the submitter.
         self._context = contextvars.copy_context()
@@ -170,7 +174,7 @@ class Work(ABC):
         except BaseException as error:  # noqa: BLE001 - it is the task's outcome
             failed = error
             # On another thread: if all tasks of a queue failed at once, calls would nest as deeply as the queue is long.
-            runner.following.soon(lambda: self._over(failed, None))
+            runner.following.soon(lambda: self._over(failed))
             return
         if inner is None:
             runner.following.follow(self, self._answered)
@@ -193,7 +197,8 @@ class Work(ABC):
             runner.following.follow(inner, self._done, until, self._late)
 
     def _send(self, replica: ActorMesh[Any], ahead: bool) -> Future[Any] | None:
-        name, _, limit, args, kwargs, keep, checked = self._call
+        name, _, limit, keep, checked = self._call
+        args, kwargs = self._args, self._kwargs
         endpoint = _as_task(replica, name, limit, ahead, keep)
         if limit is None and type(endpoint) is Endpoint and not endpoint._attends():
             # Nobody holds a future of this call, and only its reply ends it.
@@ -273,7 +278,10 @@ class Work(ABC):
             error = raised.with_traceback(None)
             if isinstance(error, MeshError):
                 endpoint._mesh._process.told(error)
-        self._over(error, value)
+        if error is None:
+            self._succeeded(value)
+        else:
+            self._over(error)
 
     # As a call.
 
@@ -283,7 +291,10 @@ class Work(ABC):
         # For the text of the error, if the replica was the first to notice that the deadline has passed.
         inner._deadline = self._until
         error = inner.exception()
-        self._over(error, None if error is not None else inner.get())
+        if error is None:
+            self._succeeded(inner.get())
+        else:
+            self._over(error)
 
     def _late(self) -> None:
         """The deadline has passed. The replica may still be busy with the task."""
@@ -297,22 +308,32 @@ class Work(ABC):
             self._fail(error)
         inner._take_back(begun=True)
 
-    def _over(self, error: BaseException | None, value: Any) -> None:
-        """The replica has answered, or was lost."""
+    def _succeeded(self, value: Any) -> None:
+        """The replica has answered. It has got its turn, since the reply before it has arrived."""
+        runner = self.runner
+        idle: Sequence[Promise[None]] = ()
+        with runner.lock:
+            was_over = self._step is Step.OVER
+            self._step = Step.OVER
+            if not was_over:
+                idle = runner.count(self, failed=False)
+        # The replica first: it gets its next task while this outcome is processed.
+        runner.turns.back(self._place, None)
+        if was_over:
+            return
+        for each in idle:
+            each.set_result(None)
+        self._keep(value)
+
+    def _over(self, error: BaseException) -> None:
+        """The replica has answered with an error, or was lost."""
         runner, place = self.runner, self._place
-        lost = None
-        was_ahead = False
-        has_begun = True
-        if error is None:
-            # It got its turn, since the reply before it has arrived.
-            again = False
-        else:
-            lost = error if _is_crash(error) and not isinstance(error, NotBegun) else None
-            was_ahead = runner.turns.leave(place, self, lost)
-            has_begun = not isinstance(error, NotBegun) and not (was_ahead and lost is not None)
-            again = not has_begun or (lost is not None and self._retries > 0)
-            if isinstance(error, NotBegun) and not self._wanted_back and self._step is not Step.OVER:
-                runner.turns.sent_back()
+        lost = error if _is_crash(error) and not isinstance(error, NotBegun) else None
+        was_ahead = runner.turns.leave(place, self, lost)
+        has_begun = not isinstance(error, NotBegun) and not (was_ahead and lost is not None)
+        again = not has_begun or (lost is not None and self._retries > 0)
+        if isinstance(error, NotBegun) and not self._wanted_back and self._step is not Step.OVER:
+            runner.turns.sent_back()
         with runner.lock:
             was_over = self._step is Step.OVER
             again = again and not was_over
@@ -326,16 +347,10 @@ class Work(ABC):
                 runner.turns.back(place, lost)
             runner.turns.ask(self, first=not has_begun)
             return
-        # The replica first: it gets its next task while this outcome is processed.
         if not was_ahead:
             runner.turns.back(place, lost)
-        if was_over:
-            return
-        if error is not None:
+        if not was_over:
             self._fail(error)
-            return
-        runner.over(self, failed=False)
-        self._keep(value)
 
     def given_up(self) -> None:
         """The task is no longer wanted."""
@@ -358,8 +373,17 @@ class Task(Work):
 
     __slots__ = ("_promise", "future")
 
-    def __init__(self, runner: Runner, name: str, call: Call, retries: int) -> None:
-        super().__init__(runner, call, retries)
+    def __init__(
+        self,
+        runner: Runner,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        retries: int,
+        name: str,
+    ) -> None:
+        super().__init__(runner, call, args, kwargs, retries)
         self._promise = _Asked(name)
         self.future: Future[Any] = self._promise.future
         assert isinstance(self.future, _Outcome)
@@ -441,6 +465,20 @@ class Runner:
             self._queue.append(promise)
         return promise.future
 
+    def rooms(self, count: int) -> int:
+        """Take room for up to so many waiting tasks, as much as there is now; returns for how many."""
+        with self.lock:
+            if self.closed or self._queue:
+                return 0
+            count = max(0, min(count, self._room - self._waiting))
+            self._waiting += count
+        return count
+
+    def leave_rooms(self, count: int) -> None:
+        """Give room back that was taken."""
+        for _ in range(count):
+            self.left_queue()
+
     def leave_room(self, room: Future[bool]) -> None:
         """The room is no longer wanted; give it back if it has arrived."""
         if not room.cancel() and room.exception() is None:
@@ -488,6 +526,17 @@ class Runner:
             self.check_open()
         self.turns.ask(task)
 
+    def begin_all(self, tasks: Sequence[Work]) -> None:
+        """Run tasks for which room was taken."""
+        with self.lock:
+            closed = self.closed
+            if not closed:
+                self._open.update(dict.fromkeys(tasks))
+        if closed:
+            self.leave_rooms(len(tasks))
+            self.check_open()
+        self.turns.ask_all(tasks)
+
     def again(self, task: Work, *, retried: bool) -> None:
         """Run a task on another replica: it waits even if there is no room."""
         with self.lock:
@@ -496,23 +545,28 @@ class Runner:
 
     def over(self, task: Work, *, failed: bool) -> None:
         """A task has its outcome."""
-        now = time.monotonic()
-        idle: Sequence[Promise[None]] = ()
         with self.lock:
-            self._open.pop(task, None)
-            if failed:
-                self._failed += 1
-            else:
-                self._done += 1
-            if now >= self._next_mark:
-                self._mark = [int(now), 0]
-                self._next_mark = self._mark[0] + 1
-                self._marks.append(self._mark)
-            self._mark[1] += 1
-            if self._idle and not self._open:
-                idle, self._idle = self._idle, []
+            idle = self.count(task, failed=failed)
         for each in idle:
             each.set_result(None)
+
+    def count(self, task: Work, *, failed: bool) -> Sequence[Promise[None]]:
+        """The same, with the lock held; returns promises to keep after it, to those who wait until there is no task."""
+        now = time.monotonic()
+        self._open.pop(task, None)
+        if failed:
+            self._failed += 1
+        else:
+            self._done += 1
+        if now >= self._next_mark:
+            self._mark = [int(now), 0]
+            self._next_mark = self._mark[0] + 1
+            self._marks.append(self._mark)
+        self._mark[1] += 1
+        if not self._idle or self._open:
+            return ()
+        idle, self._idle = self._idle, []
+        return idle
 
     def idle(self) -> Future[None]:
         """A future that is done when no task is left."""

@@ -1,6 +1,7 @@
 """Turns in the process that made the pool: :class:`Places`, the replicas, and what happens when some are lost.
 
-AHD-1: a task is sent ahead only while tasks are short, and only to a replica of this host that no other pool of this process uses.
+AHD-1: a task is sent ahead only while tasks are short, and only to a replica of this host that no other pool of this process uses;
+several only while they take together hardly longer than one may.
 AHD-2: no task stays behind a long one: it is taken back when another replica is idle, or when the task before it takes long.
 AHD-3: if the replica of a task that was sent ahead dies before the reply to the task before it has arrived, the task has not
 begun (TAK-2), and runs elsewhere.
@@ -64,6 +65,10 @@ class Turns(Protocol):
         """Ask for a turn. ``first`` is for askers that had a turn and could not use it."""
         ...
 
+    def ask_all(self, askers: Sequence[Asker]) -> None:
+        """Ask for a turn for each."""
+        ...
+
     def drop(self, asker: Asker) -> bool:
         """Withdraw a request; false if a turn was given or refused already."""
         ...
@@ -94,10 +99,21 @@ class Member(NamedTuple):
     """Its address."""
 
 
+class _Given(NamedTuple):
+    """Who is to be told that it has a turn at a replica, or is ahead there."""
+
+    replica: ActorMesh[Any]
+    askers: list[tuple[Asker, bool]]
+    """In their order there; true for those that are ahead."""
+
+
 _TRIES = 3
 """The number of failed attempts in a row to respawn a replica after which it is given up."""
 _SHORT_S = 0.004
 """Tasks up to this time count as short. For longer ones, the time to reach the replica does not matter."""
+_AHEAD_S = 0.002
+_MOST_AHEAD = 8
+"""How many tasks may be ahead at a replica: as many as it does in that time, but not more than that."""
 _SURE = 16
 _RATHER = 8
 _LONG_AGO = 100
@@ -136,8 +152,14 @@ class OwnTurns:
         """When the last turn on a place began."""
         self._users: dict[int, _Users] = {}
         """The pools that use the replica at a place, for places to which tasks may be sent ahead."""
-        self._taking_back: set[int] = set()
+        self._taking_back: set[Asker] = set()
+        self._unsent: set[int] = set()
+        """Places with askers that a thread is about to tell that they have their turn there, or are ahead."""
         self._short = 0
+        self._pace = _AHEAD_S
+        """How long a task takes: a mean of the last ones."""
+        self._most_ahead = 1
+        """How many may be ahead at a place."""
         self._idle: dict[int, list[Callable[[], object]]] = {}
         """What to call when a place has no more tasks."""
         self._last: BaseException | None = None
@@ -151,7 +173,14 @@ class OwnTurns:
     def ask(self, asker: Asker, *, first: bool = False) -> None:
         with self._lock:
             self._places.ask(asker, first=first)
-        self._give()
+        # A turn that is asked for frees no replica, so nothing is stuck that was not before.
+        self._give(looks=False)
+
+    def ask_all(self, askers: Sequence[Asker]) -> None:
+        with self._lock:
+            for asker in askers:
+                self._places.ask(asker)
+        self._give(looks=False)
 
     def drop(self, asker: Asker) -> bool:
         with self._lock:
@@ -162,11 +191,16 @@ class OwnTurns:
             self._check(place, lost)
         now = time.monotonic()
         with self._lock:
-            is_short = now - self._since.get(place, now) < _SHORT_S
-            self._short = min(_SURE, self._short + 1) if is_short else max(0, self._short - 2)
-            if self._places.back(place, is_lost=lost is not None) is not None:
+            taken = now - self._since.get(place, now)
+            self._short = min(_SURE, self._short + 1) if taken < _SHORT_S else max(0, self._short - 2)
+            self._pace += (min(taken, _SHORT_S) - self._pace) / _SURE
+            self._most_ahead = (
+                1 if self._pace > _AHEAD_S / 2 else int(min(_MOST_AHEAD, _AHEAD_S / self._pace))
+            )
+            follower = self._places.back(place, is_lost=lost is not None)
+            if follower is not None:
                 self._since[place] = now
-                self._taking_back.discard(place)
+                self._taking_back.discard(follower)
             tell: Sequence[Callable[[], object]] = ()
             if self._idle and not self._places.busy(place):
                 tell = self._idle.pop(place, ())
@@ -178,7 +212,7 @@ class OwnTurns:
         with self._lock:
             was_ahead = self._places.leave(place, asker)
             if was_ahead:
-                self._taking_back.discard(place)
+                self._taking_back.discard(asker)
         if was_ahead and lost is not None:
             self._check(place, lost)
         return was_ahead
@@ -187,9 +221,15 @@ class OwnTurns:
         with self._lock:
             self._short = -_LONG_AGO
 
-    def _behind(self) -> int | None:
-        """The place to which the next asker should be sent ahead; None for none."""
-        if self._short < _RATHER or (place := self._places.behind()) is None:
+    def _behind(self, given: Collection[int]) -> int | None:
+        """The place to which the next asker should be sent ahead; None for none.
+
+        A replica gets its tasks in their order: nobody but the thread that gave turns there before sends another one ahead.
+        """
+        if self._short < _RATHER:
+            return None
+        place = self._places.behind(self._most_ahead)
+        if place is None or (place in self._unsent and place not in given):
             return None
         asker = self._places.next_asking()
         if asker is None or not asker.may_go_ahead or time.monotonic() - self._since[place] > _SHORT_S:
@@ -203,56 +243,86 @@ class OwnTurns:
         if users is not None and len(users) == 1 and asker.may_go_ahead:
             self._places.lead(place)
 
-    def _stuck(self) -> Sequence[Asker]:
-        """Askers that were sent ahead and should be taken back."""
-        places = self._places
-        wanted = places.idle - len(self._taking_back)
-        now = time.monotonic()
-        if wanted <= 0 and now - self._since[next(iter(places.ahead_at))] < _SHORT_S:
-            return ()
-        found: list[Asker] = []
-        for place, asker in places.ahead():
-            if place in self._taking_back:
-                continue
-            if len(found) >= wanted and now - self._since[place] < _SHORT_S:
-                break
-            self._taking_back.add(place)
-            found.append(asker)
-        return found
-
-    def _give(self) -> None:
-        """Give the turns that can be given."""
-        refused: Sequence[Asker] = ()
-        stuck: Sequence[Asker] = ()
-        places = self._places
-        while True:
-            with self._lock:
-                place, ahead = places.candidate(), False
-                if place is None and places.waiting:
-                    if places.is_hopeless:
-                        refused = places.refuse()
-                        break
-                    place, ahead = self._behind(), True
-                if place is None:
-                    if places.ahead_at:
-                        stuck = self._stuck()
-                    break
-                member = self._members[place]
-                first: Asker | None = None
-                if not member.replica._process.runtime.is_gone(*member.addr):
-                    if ahead:
-                        first = places.send_ahead(place)
-                    else:
-                        first = places.give(place)
-                        self._lead(place, first)
-            if first is None:
-                self.lose(place, None)
-            else:
-                first.got(place, member.replica, ahead=ahead)
+    def _take_back_stuck(self) -> None:
+        """Take back the tasks that were sent ahead and would begin earlier elsewhere."""
+        with self._lock:
+            stuck = self._stuck()
         for asker in stuck:
             asker.take_back()
-        for asker in refused:
-            asker.refused(self._no_replicas())
+
+    def _stuck(self) -> Sequence[Asker]:
+        """Askers that were sent ahead and should be taken back: all behind a long task, and one for each idle replica."""
+        wanted = self._places.idle - len(self._taking_back)
+        now = time.monotonic()
+        found: list[Asker] = []
+        for place, chain in self._places.ahead_at.items():
+            is_long = now - self._since[place] >= _SHORT_S
+            if not is_long and len(found) >= wanted:
+                break
+            # The last one would have to wait longest.
+            for asker in list(chain) if is_long else [chain[-1]]:
+                if asker not in self._taking_back:
+                    self._taking_back.add(asker)
+                    found.append(asker)
+        return found
+
+    def _give(self, *, looks: bool = True) -> None:
+        """Give the turns that can be given; then look for tasks that wait behind others without need, if told so."""
+        places = self._places
+        failed: BaseException | None = None
+        while places.waiting:
+            given: dict[int, _Given] = {}
+            with self._lock:
+                refused, gone = self._deal(given)
+                self._unsent.update(given)
+            for place, (replica, askers) in given.items():
+                for asker, ahead in askers:
+                    try:
+                        asker.got(place, replica, ahead=ahead)
+                    except BaseException as error:  # noqa: BLE001 - the others must be told all the same
+                        failed = failed or error
+            if given:
+                with self._lock:
+                    self._unsent.difference_update(given)
+            for asker in refused:
+                asker.refused(self._no_replicas())
+            if gone is not None:
+                self.lose(gone, None)
+            elif not given:
+                break
+        if looks and places.ahead_at:
+            # Once the replicas have what there is for them.
+            self._following.settle(self._take_back_stuck)
+        if failed is not None:
+            raise failed
+
+    def _deal(self, given: dict[int, _Given]) -> tuple[Sequence[Asker], int | None]:
+        """Give turns until there are none left; returns who will never get one, and a place that turns out to be lost.
+
+        ``given`` gets the askers of each place. Those of one place follow each other, so that its replica is woken once for all.
+        """
+        places = self._places
+        while places.waiting:
+            place, ahead = places.candidate(), False
+            if place is None:
+                if places.is_hopeless:
+                    return places.refuse(), None
+                place, ahead = self._behind(given), True
+                if place is None:
+                    break
+            there = given.get(place)
+            if there is None:
+                member = self._members[place]
+                if member.replica._process.runtime.is_gone(*member.addr):
+                    return (), place
+                there = given[place] = _Given(member.replica, [])
+            if ahead:
+                asker = places.send_ahead(place)
+            else:
+                asker = places.give(place)
+                self._lead(place, asker)
+            there.askers.append((asker, ahead))
+        return (), None
 
     def _no_replicas(self) -> MeshError:
         if not len(self._places):
@@ -327,7 +397,7 @@ class OwnTurns:
                     now += 1
             drained = set(places)
             ahead = [(place, asker) for place, asker in self._places.ahead() if place in drained]
-            self._taking_back.update(place for place, _ in ahead)
+            self._taking_back.update(asker for _, asker in ahead)
         self.resized()
         for _, asker in ahead:
             asker.take_back()
