@@ -10,6 +10,8 @@ pub(crate) fn handed<'a, T>(py: Python<'_>, here: &'a PyOnceLock<T>) -> PyResult
     if let Some(kept) = here.get(py) {
         return Ok(kept);
     }
-    py.import("mesh_core._bundle.callables")?.call_method0("hand_over")?;
+    #[expect(clippy::disallowed_methods, reason = "the one module that hands over everything else")]
+    let callables = py.import("mesh_core._bundle.callables")?;
+    callables.call_method0("hand_over")?;
     here.get(py).ok_or_else(|| PyRuntimeError::new_err("hand_over() did not hand everything to the native layer"))
 }
