@@ -424,7 +424,7 @@ impl World {
 #[test]
 fn messages_keep_their_order_and_causes_come_first_and_none_is_lost() {
     let mut direct = 0;
-    for seed in 0..300 {
+    for seed in 0..150 {
         let mut world = World::new(seed, 1 + usize::try_from(seed % 4).unwrap_or(0));
         for _ in 0..3000 {
             world.step(false);
@@ -433,13 +433,13 @@ fn messages_keep_their_order_and_causes_come_first_and_none_is_lost() {
         assert!(world.due.iter().flatten().all(VecDeque::is_empty), "seed {seed}");
         direct += world.direct;
     }
-    assert!(direct > 20_000, "only {direct} went by links");
+    assert!(direct > 10_000, "only {direct} went by links");
 }
 
 /// DIR-1, DIR-4: of what a proc has sent before it died, the others hear a beginning.
 #[test]
 fn what_is_heard_of_the_dead_has_no_holes() {
-    for seed in 0..300 {
+    for seed in 0..150 {
         let mut world = World::new(1000 + seed, 3);
         for _ in 0..3000 {
             world.step(true);

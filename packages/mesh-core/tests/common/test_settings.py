@@ -34,7 +34,7 @@ def test_defaults():
         "shm_budget": 0,
         "shm_threshold": 64 * 1024,
         "shm_idle": 10.0,
-        "direct_links": 0,
+        "direct_links": 64,
         "log_level": "INFO",
         "log_window": 3.0,
         "log_ignore_numbers": False,
