@@ -10,12 +10,12 @@ from typing import Any
 from core_owners import lines, suspend
 from talk_samples import SOON, Friend, Place, wait_for
 
-from mesh_core import configured, shutdown
+from mesh_core import shutdown
 from mesh_core.testing import LocalCluster
 
 
 def test_what_goes_by_direct_links_needs_no_agent(tmp_path: Path) -> None:
-    with configured(direct_links=64), LocalCluster(hosts=1) as cluster:
+    with LocalCluster(hosts=1) as cluster:
         procs = cluster.attach().spawn_procs({"gpus": 2})
         place: Any = procs.slice(gpus=0).spawn("place", Place)
         friend: Any = procs.slice(gpus=1).spawn("friend", Friend)

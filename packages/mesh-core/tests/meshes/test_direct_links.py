@@ -16,18 +16,11 @@ from talk_samples import MUCH, SOON, Counter, Friend, Mortal, Place, Teller, wai
 
 from mesh_core import ProcMesh, configured, this_host
 
-pytestmark = pytest.mark.usefixtures("runtime", "links")
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture(scope="module")
-def links() -> Iterator[None]:
-    """Processes that are spawned here may have direct links."""
-    with configured(direct_links=64):
-        yield
-
-
-@pytest.fixture(scope="module")
-def procs(runtime: None, links: None) -> Iterator[ProcMesh]:
+def procs(runtime: None) -> Iterator[ProcMesh]:
     """Four processes, shared by the tests."""
     with this_host().spawn_procs(per_host={"hosts": 2, "gpus": 2}, name="linked") as procs:
         procs.initialized.get()
