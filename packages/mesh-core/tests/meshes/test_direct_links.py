@@ -129,6 +129,8 @@ def test_who_stands_still_itself_gives_up_no_sender(tmp_path: Path) -> None:
         places: Any = procs.spawn("places", Place)
         friends: Any = procs.spawn("friends", Friend)
         receiver, between, sender = range(3)
+        stopped, still = procs.pids[receiver], procs.pids[sender]
+        assert stopped and still
         place, friend = places.slice(gpus=receiver), friends.slice(gpus=between)
         assert friend.talk.call_one([place]).get(timeout=SOON)
         assert friends.slice(gpus=sender).talk.call_one([place, places.slice(gpus=between)]).get(timeout=SOON)
@@ -136,13 +138,13 @@ def test_who_stands_still_itself_gives_up_no_sender(tmp_path: Path) -> None:
         said = friends.slice(gpus=sender).set_and_have_checked.call_one(place, friend, str(end))
         for _ in range(4):
             time.sleep(0.3)  # they talk meanwhile
-            suspend(procs.pids[sender])  # often in the middle of sending
+            suspend(still)  # often in the middle of sending
             time.sleep(0.2)  # the receiver begins to wait for it
-            suspend(procs.pids[receiver])
+            suspend(stopped)
             time.sleep(1.2)  # longer than a sender is waited for
-            os.kill(procs.pids[receiver], signal.SIGCONT)
+            os.kill(stopped, signal.SIGCONT)
             time.sleep(0.2)  # a chance to do it wrong
-            os.kill(procs.pids[sender], signal.SIGCONT)
+            os.kill(still, signal.SIGCONT)
         end.touch()
         last = said.get(timeout=SOON)
         wait_for(lambda: place.report.call_one().get(timeout=SOON)[0] == last)
