@@ -1,7 +1,7 @@
 //! One Unix socket to a neighbour.
 
 use crate::error::RuntimeError;
-use crate::link_page::LinkPage;
+use crate::link_page::{End, LinkPage};
 use crate::reactor::{Reactor, would_block};
 use bytes::Bytes;
 use mesh_proto::{Decoder, EndReason, Frame, HEADER_LEN, Header, Incoming, LinkId, ProcAddr};
@@ -97,6 +97,9 @@ pub(crate) struct Link {
     came_with: Option<Mutex<VecDeque<Vec<OwnedFd>>>>,
     /// Where both ends show each other how far they are, if there have been direct links.
     page: OnceLock<LinkPage>,
+    /// At an agent: its memory, until the other end has it.
+    page_memory: Mutex<Option<OwnedFd>>,
+    offers_page: AtomicBool,
     /// Something can be read, as a poll has said.
     is_readable: AtomicBool,
     /// Whether it is read when something comes.
@@ -132,6 +135,8 @@ impl Link {
             rx: Mutex::default(),
             came_with: None,
             page: OnceLock::new(),
+            page_memory: Mutex::default(),
+            offers_page: AtomicBool::new(false),
             is_readable: AtomicBool::new(false),
             reads: AtomicBool::new(true),
             is_direct: false,
@@ -159,6 +164,26 @@ impl Link {
     }
 
     // The page.
+
+    /// At an agent: the memory of the page, which is made if there is none; nothing if the other end has it already.
+    pub(crate) fn offer_page(&self) -> Result<Option<OwnedFd>, RuntimeError> {
+        if self.page.get().is_none() {
+            let memory = LinkPage::create()?;
+            self.set_page(LinkPage::open(&memory, End::First)?);
+            *lock(&self.page_memory) = Some(memory);
+            self.offers_page.store(true, Ordering::SeqCst);
+        }
+        let copy = lock(&self.page_memory).as_ref().map(OwnedFd::try_clone).transpose();
+        copy.map_err(|error| RuntimeError::os("dup")(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))
+    }
+
+    /// Something has come from the other end: if that shows itself on the page, it has it.
+    fn note_page(&self, page: &LinkPage) {
+        if self.offers_page.load(Ordering::Relaxed) && page.accepted_there() != 0 {
+            self.offers_page.store(false, Ordering::SeqCst);
+            lock(&self.page_memory).take();
+        }
+    }
 
     /// Shows the other end from now on how far this one is.
     pub(crate) fn set_page(&self, page: LinkPage) {
@@ -453,7 +478,7 @@ impl Link {
     }
 
     /// Looks how much the other end has accepted until now, and reads what has come of it. It is kept for [`Link::take`].
-    pub(crate) fn look(&self) -> Incoming {
+    pub(crate) fn look(&self, reactor: &Reactor) -> Incoming {
         let accepted = self.page.get().map(LinkPage::accepted_there);
         let readable = self.is_readable.swap(false, Ordering::SeqCst);
         let mut rx = lock(&self.rx);
@@ -464,6 +489,10 @@ impl Link {
         // Also if it is not waited for: what was written before a death is taken before the notice.
         if readable || rx.is_missing() {
             self.fill(&mut rx);
+            if rx.end.is_some() {
+                // There is nothing more to be told of, while what came before waits for something older.
+                reactor.watch_ways(self.fd.as_fd(), u64::from(self.id), false, lock(&self.tx).watching);
+            }
         }
         rx.incoming()
     }
@@ -534,6 +563,7 @@ impl Link {
                         take(frame);
                         if let Some(page) = self.page.get() {
                             page.hand_on(count);
+                            self.note_page(page);
                             if self.came_with.is_some() {
                                 return ReadEnd::HasPage;
                             }

@@ -2,25 +2,17 @@
 //! them. What goes by them is in [`super::direct_links`].
 
 use super::{Runtime, UP};
-use crate::error::RuntimeError;
 use crate::link::{Link, now, socket_number};
 use crate::link_page::{End, LinkPage};
 use mesh_proto::control::Direct;
 use mesh_proto::{Choice, EndReason, Frame, Incoming, LinkId, ProcAddr, choose};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// So many rounds of reading are made before others get a turn.
 const PASSES: u32 = 64;
-
-/// Makes the page of a link, and returns it for the other end.
-fn share_page(link: &Link) -> Result<OwnedFd, RuntimeError> {
-    let page = LinkPage::create()?;
-    link.set_page(LinkPage::open(&page, End::First)?);
-    Ok(page)
-}
 
 impl Runtime {
     /// A frame about direct links.
@@ -56,8 +48,8 @@ impl Runtime {
         for (link, peer, end, page) in [(to_other, one, ends.0, page), (to_one, other, ends.1, same_page)] {
             let number = socket_number(end.as_fd()).unwrap_or_default();
             // With its first link, a proc gets the page of the one to its agent. Without that it takes no link.
-            let own = if link.has_page() { Ok(None) } else { share_page(&link).map(Some) };
-            let with = [end, page].into_iter().chain(own.ok().flatten()).collect();
+            let own = link.offer_page().ok().flatten();
+            let with = [end, page].into_iter().chain(own).collect();
             link.send_with(&self.reactor, &Direct::Offer(id, peer, number).frame(self.me, link.peer), with);
         }
     }
@@ -103,7 +95,7 @@ impl Runtime {
             let until = now();
             let (mut links, changes) = self.switch.direct.read_links();
             links.push(Arc::clone(&up));
-            let mut ways: Vec<Incoming> = links.iter().map(|link| link.look()).collect();
+            let mut ways: Vec<Incoming> = links.iter().map(|link| link.look(&self.reactor)).collect();
             let choice = self.take_until(&links, &mut ways, until, changes);
             let ends: Vec<_> = links.iter().filter_map(|link| Some((link, link.take_end()?))).collect();
             let has_ended = !ends.is_empty();

@@ -54,6 +54,23 @@ fn linked(options: Options) -> (Host, Arc<crate::Inbox>) {
     (host, inboxes.remove(1))
 }
 
+/// The page comes with the first link, and that may be lost where descriptors are short.
+#[test]
+fn a_proc_that_has_missed_its_page_gets_it_with_the_next_link() {
+    let host = Host::new(2, options());
+    let inboxes = listeners(&host);
+    for rank in 0..2 {
+        let lost = host.controller.switch.link_of(at(rank)).map(|link| link.offer_page());
+        assert!(matches!(lost, Some(Ok(Some(_)))));
+    }
+    link(&host, &inboxes, 0, 1);
+    // Once it has the page, there is nothing to offer.
+    let offered = host.controller.switch.link_of(at(0)).map(|link| link.offer_page());
+    assert!(matches!(offered, Some(Ok(None))));
+    drop(inboxes);
+    host.close();
+}
+
 #[test]
 fn what_goes_by_a_link_needs_no_agent() {
     let (host, inbox) = linked(options());
