@@ -82,6 +82,22 @@ def test_map_takes_several_iterables(workers: Any) -> None:
         assert list(pool.map(workers.add, [1, 2, 3], (n for n in (10, 20)))) == [11, 22]
 
 
+@pytest.mark.parametrize("ahead", [1, 3, 7, 100, None])
+def test_of_a_list_no_more_tasks_are_submitted_than_may_be_ahead(workers: Any, ahead: int | None) -> None:
+    # Values that are at hand are submitted many at a time.
+    with Pool(workers) as pool:
+        most = ahead or 4 * pool._turns
+        for several in (pool.map, pool.map_unordered):
+            results = several(workers.double, list(range(60)), ahead=ahead)
+            found = []
+            for each in results:
+                found.append(each)
+                assert len(pool) <= most
+                assert len(results._open) < most
+            assert sorted(found) == [2 * n for n in range(60)]
+            assert pool.progress.waiting == 0
+
+
 def test_map_reads_values_as_they_are_needed(workers: Any) -> None:
     taken: list[int] = []
 
