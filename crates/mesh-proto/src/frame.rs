@@ -509,6 +509,14 @@ impl Frame {
         Ok(parts)
     }
 
+    /// The only part, if there is one and it is in the frame.
+    #[must_use]
+    pub fn only_part(&self) -> Option<&[u8]> {
+        let table = self.header.target_len as usize + self.header.name_len as usize;
+        let (entry, part) = self.body.get(table..)?.split_first_chunk::<8>()?;
+        (self.header.parts == 1 && u64::from_le_bytes(*entry) == part.len() as u64).then_some(part)
+    }
+
     /// The values that receivers hold through this frame: those that its references point to, and its distant parts.
     /// Empty if the frame claims to have some but has none.
     #[must_use]

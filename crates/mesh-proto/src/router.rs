@@ -9,7 +9,8 @@
 //! What a proc sends to itself never leaves it, whether it is a single message or its own share of a cast.
 
 use crate::{Ended, HostNo, MeshId, ProcAddr};
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A live connection to a neighbour in the tree.
@@ -59,7 +60,7 @@ pub enum Route {
 pub struct Router {
     me: ProcAddr,
     up: Option<LinkId>,
-    meshes: HashMap<MeshId, Local>,
+    meshes: FxHashMap<MeshId, Local>,
     /// Meshes whose procs have all ended, the oldest first.
     ended: VecDeque<MeshId>,
 }
@@ -68,13 +69,13 @@ impl Router {
     /// A host agent's table: it knows every proc of its host.
     #[must_use]
     pub fn agent(me: ProcAddr) -> Self {
-        Self { me, up: None, meshes: HashMap::new(), ended: VecDeque::new() }
+        Self { me, up: None, meshes: FxHashMap::default(), ended: VecDeque::new() }
     }
 
     /// A proc's table: everything that is not here goes up.
     #[must_use]
     pub fn leaf(me: ProcAddr, up: LinkId) -> Self {
-        Self { me, up: Some(up), meshes: HashMap::new(), ended: VecDeque::new() }
+        Self { me, up: Some(up), meshes: FxHashMap::default(), ended: VecDeque::new() }
     }
 
     /// The address of this process.

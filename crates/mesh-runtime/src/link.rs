@@ -30,6 +30,9 @@ const MOST_READ: usize = 4 * 1024 * 1024;
 const DESCRIPTORS: usize = 3;
 /// Frames whose descriptors came by a link and were not taken yet. They are behind these, so more than one is rare.
 const MOST_WITH: usize = 16;
+/// What rests in a link is due once there are so many bytes of it, or the first has waited for so many nanoseconds.
+const BUNDLE: usize = 16 * 1024;
+const LONGEST: u64 = 200_000;
 /// A direct link whose other end stood still so often is not waited for again.
 const MOST_LATE: u32 = 3;
 
@@ -62,7 +65,21 @@ struct Tx {
     watching: bool,
     /// The number of holds: while there are any, frames are only queued.
     holds: u32,
+    /// All that is queued is a bundle: the socket has room, but somebody is to write it a moment later.
+    rests: bool,
+    rests_since: u64,
     closed: bool,
+}
+
+/// Whether a frame rests in a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// It does not, and was not accepted.
+    Refused,
+    /// Somebody must write it. `first`: nothing has rested here before it.
+    Begun { first: bool },
+    /// It is to be written now.
+    Due,
 }
 
 /// What has been read.
@@ -226,7 +243,7 @@ impl Link {
 
     /// Bytes that are queued.
     pub(crate) fn queued(&self) -> usize {
-        lock(&self.tx).queued
+        lock(&self.tx).waiting()
     }
 
     /// Writes a frame if the socket has room, otherwise queues it. Returns how many bytes are now queued, or `None` if
@@ -236,7 +253,7 @@ impl Link {
         if tx.closed {
             return None;
         }
-        let head = self.accept(&mut tx, frame).encode();
+        let head = self.accept(&mut tx, frame, now()).encode();
         let body = &frame.body;
         let total = HEADER_LEN + body.len();
         let mut done = 0;
@@ -276,16 +293,56 @@ impl Link {
             tx.close_tail();
         }
         if tx.holds == 0 {
-            self.watch(reactor, &mut tx);
+            if tx.rests {
+                self.write_out(reactor, &mut tx);
+            } else {
+                self.watch(reactor, &mut tx);
+            }
         }
         Some(tx.queued)
     }
 
+    /// Accepts a short frame that is to be written a moment later, with others, unless it must not wait for that. The caller
+    /// has [`Link::write_bundle`] called in time, and before anything that depends on the frame. `sent` is now.
+    pub(crate) fn rest(&self, frame: &Frame, sent: u64) -> Rest {
+        let mut tx = lock(&self.tx);
+        let is_free = tx.rests || (tx.queued == 0 && tx.holds == 0);
+        // Whoever has direct links waits for what was accepted.
+        if !is_free || tx.closed || self.has_page() || frame.wire_len() > SMALL {
+            return Rest::Refused;
+        }
+        let first = !tx.rests;
+        if first {
+            tx.rests = true;
+            tx.rests_since = sent;
+        }
+        let head = self.accept(&mut tx, frame, sent).encode();
+        tx.tail.extend_from_slice(&head);
+        tx.tail.extend_from_slice(&frame.body);
+        tx.queued += frame.wire_len();
+        if tx.queued >= BUNDLE || sent.saturating_sub(tx.rests_since) >= LONGEST {
+            Rest::Due
+        } else {
+            Rest::Begun { first }
+        }
+    }
+
+    /// Writes what rests here. Without `more`, the rush seems to be over.
+    pub(crate) fn write_bundle(&self, reactor: &Reactor, more: bool) {
+        let mut tx = lock(&self.tx);
+        if tx.rests && tx.holds == 0 {
+            self.write_out(reactor, &mut tx);
+            if !more && tx.tail.is_empty() {
+                tx.tail = Vec::new();
+            }
+        }
+    }
+
     /// Accepts a frame: from now on the other end knows of it, and waits for it before it takes what is younger.
-    fn accept(&self, tx: &mut Tx, frame: &Frame) -> Header {
+    fn accept(&self, tx: &mut Tx, frame: &Frame, sent: u64) -> Header {
         let mut header = frame.header;
         header.seq = tx.seq;
-        header.sent = now();
+        header.sent = sent;
         tx.seq = tx.seq.wrapping_add(1);
         if let Some(page) = self.page.get() {
             page.accept(tx.seq);
@@ -300,16 +357,21 @@ impl Link {
         if tx.closed {
             return;
         }
-        let head = self.accept(&mut tx, frame).encode();
+        let head = self.accept(&mut tx, frame, now()).encode();
         tx.close_tail();
         let bytes = Bytes::from([&head, &frame.body[..]].concat());
         tx.queued += bytes.len();
         tx.queue.push_back(Chunk { bytes, with });
         if tx.holds == 0 {
-            self.write_queue(reactor, &mut tx);
-            if tx.queued > 0 {
-                self.watch(reactor, &mut tx);
-            }
+            self.write_out(reactor, &mut tx);
+        }
+    }
+
+    /// Writes the queue, and leaves what the socket does not take to the thread that polls it.
+    fn write_out(&self, reactor: &Reactor, tx: &mut Tx) {
+        self.write_queue(reactor, tx);
+        if tx.queued > 0 {
+            self.watch(reactor, tx);
         }
     }
 
@@ -380,11 +442,25 @@ impl Link {
     pub(crate) fn flush(&self, reactor: &Reactor) {
         let mut tx = lock(&self.tx);
         if tx.holds == 0 {
-            self.write_queue(reactor, &mut tx);
+            self.write_out(reactor, &mut tx);
         }
     }
 
     fn write_queue(&self, reactor: &Reactor, tx: &mut Tx) {
+        if tx.rests && tx.queue.is_empty() {
+            // The buffer is used again.
+            match self.write(&[IoSlice::new(&tx.tail)]) {
+                Ok(n) => {
+                    tx.tail.drain(..n);
+                    tx.queued -= n;
+                }
+                Err(errno) => {
+                    self.broken(reactor, tx, errno);
+                    return;
+                }
+            }
+        }
+        tx.rests = false;
         tx.close_tail();
         while tx.queued > 0 && !tx.closed {
             let (asked, written) = match tx.queue.front_mut() {
@@ -426,9 +502,9 @@ impl Link {
         let tx = lock(&self.tx);
         let (tx, _) = self
             .room
-            .wait_timeout_while(tx, limit, |tx| tx.queued > budget && !tx.closed)
+            .wait_timeout_while(tx, limit, |tx| tx.waiting() > budget && !tx.closed)
             .unwrap_or_else(PoisonError::into_inner);
-        tx.queued <= budget || tx.closed
+        tx.waiting() <= budget || tx.closed
     }
 
     /// Reads once. Returns how many bytes came and for how many there was room; none if there is nothing now.
@@ -644,10 +720,7 @@ impl Drop for Hold {
         tx.holds -= 1;
         // If the socket is full, the thread that polls it writes.
         if tx.holds == 0 && tx.queued > 0 && !tx.watching {
-            self.link.write_queue(&self.reactor, &mut tx);
-            if tx.queued > 0 {
-                self.link.watch(&self.reactor, &mut tx);
-            }
+            self.link.write_out(&self.reactor, &mut tx);
         }
     }
 }
@@ -694,6 +767,11 @@ impl Rx {
 }
 
 impl Tx {
+    /// Bytes for which the socket has no room.
+    fn waiting(&self) -> usize {
+        if self.rests { 0 } else { self.queued }
+    }
+
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
             self.queue.push_back(Chunk::plain(std::mem::take(&mut self.tail).into()));
@@ -721,5 +799,6 @@ impl Tx {
         self.tail = Vec::new();
         self.queued = 0;
         self.written = 0;
+        self.rests = false;
     }
 }

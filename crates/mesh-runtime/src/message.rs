@@ -259,6 +259,11 @@ impl Message {
         }
     }
 
+    /// The envelope, if there is nothing else in the message.
+    pub fn only_part(&self) -> Option<&[u8]> {
+        self.frame.only_part().filter(|_| !self.has_refs())
+    }
+
     /// The envelope and the out-of-band parts. Shared ones can be taken only once.
     ///
     /// # Errors

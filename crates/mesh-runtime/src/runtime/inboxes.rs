@@ -11,7 +11,7 @@ use crate::reactor::Reactor;
 use crate::shm::Memory;
 use mesh_proto::messages::{Failure, StopActor};
 use mesh_proto::{ActorId, Early, Frame, Header, ProcAddr};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) struct Inboxes {
     pub(super) system: Arc<Inbox>,
     /// At a script: deaths and failures, for the owners of what they are about.
     pub(super) notices: Arc<Inbox>,
-    actors: RwLock<HashMap<ActorId, Arc<Inbox>>>,
+    actors: RwLock<FxHashMap<ActorId, Arc<Inbox>>>,
     early: Mutex<Early<ActorId, Message>>,
     /// The job has had other hosts, or this process direct links: messages may overtake spawns.
     abroad: AtomicBool,

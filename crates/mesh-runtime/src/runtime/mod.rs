@@ -22,6 +22,7 @@ mod answers;
 mod arguments;
 mod backlog;
 mod blocking;
+mod bundles;
 mod call_ends;
 mod copies;
 mod counts;
@@ -645,6 +646,7 @@ impl Handler for Runtime {
         if self.switch.direct.take_due() {
             self.read_in_order();
         }
+        self.switch.bundles.settle();
         if let Some(logs) = self.logs.get() {
             logs.pipe_watch().poll();
         }
@@ -659,6 +661,7 @@ impl Handler for Runtime {
             self.deferred.turn(self),
             self.answering.turn(self),
             self.switch.direct.turn(),
+            self.switch.bundles.turn(),
         ];
         turns.into_iter().flatten().min()
     }

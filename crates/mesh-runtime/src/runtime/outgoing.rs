@@ -127,16 +127,28 @@ impl Runtime {
     }
 
     /// Writes a message. The values that it refers to are given to its receivers.
-    pub(super) fn write(&self, mut header: Header, target: &Target, name: &[u8], body: Body<'_>) -> Frame {
-        if let Some(refs) = body.refs {
-            header.set_carries_refs();
-            let payload = Carried::append(body.payload, &self.refs.give(refs, target, self));
-            return self.write(header, target, name, Body { payload: &payload, refs: None, ..body });
-        }
+    pub(super) fn write(&self, header: Header, target: &Target, name: &[u8], body: Body<'_>) -> Frame {
         let cast = match target {
             Target::One(_) | Target::Joined(_) => None,
             many @ Target::Many(..) => Some(many),
         };
+        self.write_as(header, target, cast, name, body)
+    }
+
+    /// The same; `cast` is what the frame says of its receivers.
+    fn write_as(
+        &self,
+        mut header: Header,
+        target: &Target,
+        cast: Option<&Target>,
+        name: &[u8],
+        body: Body<'_>,
+    ) -> Frame {
+        if let Some(refs) = body.refs {
+            header.set_carries_refs();
+            let payload = Carried::append(body.payload, &self.refs.give(refs, target, self));
+            return self.write_as(header, target, cast, name, Body { payload: &payload, refs: None, ..body });
+        }
         if body.buffers.is_empty() {
             return Frame::build_plain(header, cast, name, body.payload);
         }
@@ -150,7 +162,15 @@ impl Runtime {
     /// Composes and sends a message: for joined receivers, one for each piece. Returns how many bytes now wait for the
     /// slowest receiver.
     fn send_out(&self, out: &Outgoing<'_>, call: CallId, mark: impl Fn(Frame) -> Frame) -> usize {
-        let Target::Joined(joined) = out.target else { return self.dispatch(mark(self.compose(out, call, 0)), None) };
+        let joined = match out.target {
+            Target::Joined(joined) => joined,
+            Target::Many(mesh, region, placement) if self.me.is_agent() && placement.only() == Some(self.me.host) => {
+                let header = out.request.header(out.actor, call, 0, self.me, self.aim(out.target));
+                let frame = mark(self.write_as(header, out.target, None, out.name, out.body));
+                return self.switch.cast_here(self, &frame, *mesh, (region, placement));
+            }
+            _ => return self.dispatch(mark(self.compose(out, call, 0)), None),
+        };
         let frames = joined.pieces().iter().map(|piece| mark(self.compose_piece(out, piece, call)));
         frames.map(|frame| self.dispatch(frame, None)).max().unwrap_or(0)
     }

@@ -3,14 +3,16 @@
 //! It knows routes and links, and nothing of the contents of frames. The parts around it are [`Parts`]; frames of this
 //! process and arriving frames pass through it in the same way.
 
+use super::bundles::{Bundles, Shares};
 use super::direct_links::DirectLinks;
 use crate::call::Outcome;
 use crate::link::{Hold, Link};
 use crate::locks::{read, write};
 use crate::reactor::Reactor;
 use mesh_proto::hosts::HostSet;
-use mesh_proto::{Ended, Frame, Kind, LinkId, MeshId, ProcAddr, Route, Router, Target};
-use std::collections::HashMap;
+use mesh_proto::{Ended, Frame, Header, Kind, LinkId, MeshId, Placement, ProcAddr, Route, Router, Target};
+use mesh_topology::Region;
+use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
@@ -52,9 +54,11 @@ pub(crate) struct Switch {
     me: ProcAddr,
     reactor: Arc<Reactor>,
     router: RwLock<Router>,
-    links: RwLock<HashMap<LinkId, Arc<Link>>>,
+    links: RwLock<FxHashMap<LinkId, Arc<Link>>>,
     /// At a proc: its links to others.
     pub(super) direct: DirectLinks,
+    /// At an agent: what its own process sends in a rush.
+    pub(super) bundles: Bundles,
     /// At an agent: there have been links between its procs.
     joins: AtomicBool,
 }
@@ -73,6 +77,7 @@ impl Switch {
             router: RwLock::new(router),
             links: RwLock::default(),
             direct: DirectLinks::new(me, reactor, most),
+            bundles: Bundles::new(reactor),
             joins: AtomicBool::new(false),
         }
     }
@@ -80,6 +85,11 @@ impl Switch {
     /// At an agent: procs get a link to each other.
     pub(super) fn expect_links(&self) {
         self.joins.store(true, Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bundles_turn(&self) -> Option<std::time::Instant> {
+        self.bundles.turn()
     }
 
     // Routes and links.
@@ -148,8 +158,90 @@ impl Switch {
 
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
     pub(crate) fn dispatch(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>) -> usize {
+        let header = frame.header;
+        self.in_order(&header, from, |rests| self.dispatch_now(parts, frame, from, rests))
+    }
+
+    /// At an agent: sends a message of this process to ranks of a mesh that are all on this host. Nobody on the way needs
+    /// the region, so the frame does not have it. Returns how many bytes wait behind it.
+    pub(super) fn cast_here(
+        &self,
+        parts: &impl Parts,
+        frame: &Frame,
+        mesh: MeshId,
+        (region, placement): (&Region, &Placement),
+    ) -> usize {
+        let each = |act: &mut dyn FnMut(u32, ProcAddr)| {
+            (0..=u32::MAX).zip(region).for_each(|(nth, rank)| act(nth, placement.addr(mesh, rank)));
+        };
+        self.in_order(&frame.header, None, |rests| {
+            self.spread(None, rests, each, |nth, to, rests| {
+                self.dispatch_one(parts, frame.for_one(to, nth), None, rests)
+            })
+        })
+    }
+
+    /// Sends a frame by `send`, behind what rests (BND-1). If it may rest itself, that puts down what goes by which link instead.
+    /// Returns how many bytes wait behind it.
+    fn in_order(
+        &self,
+        header: &Header,
+        from: Option<LinkId>,
+        send: impl FnOnce(Option<&mut Shares>) -> usize,
+    ) -> usize {
+        if !self.me.is_agent() || from.is_some() || header.kind != Kind::Tell {
+            self.bundles.settle();
+            return send(None);
+        }
+        let queued = match self.bundles.begin() {
+            None => send(None),
+            Some(sent) => {
+                let mut shares = Shares::new();
+                let queued = send(Some(&mut shares));
+                queued.max(self.bundles.leave(&shares, sent))
+            }
+        };
+        self.bundles.end();
+        queued
+    }
+
+    /// Sends a cast by `send` to each of these procs of this host. Nobody sees an effect of it before it: it is on its way to
+    /// all before any of them has it. What the procs here send is read by the thread that reads their links, which may be doing
+    /// so while another one makes a cast, and what they send each other by direct links is read by none here. Returns how many
+    /// bytes wait behind it.
+    fn spread(
+        &self,
+        from: Option<LinkId>,
+        mut rests: Option<&mut Shares>,
+        each: impl Fn(&mut dyn FnMut(u32, ProcAddr)),
+        mut send: impl FnMut(u32, ProcAddr, Option<&mut Shares>) -> usize,
+    ) -> usize {
+        let mut holds = Vec::new();
+        let is_own = from.is_none();
+        if rests.is_none() && (is_own || self.joins.load(Ordering::SeqCst)) {
+            let held = |to| self.link_of(to).filter(|link| is_own || link.has_page());
+            each(&mut |_, to| holds.extend(held(to).map(|link| link.hold(&self.reactor))));
+        }
+        let mut most = 0;
+        each(&mut |nth, to| most = most.max(send(nth, to, rests.as_deref_mut())));
+        if !holds.is_empty() {
+            drop(holds);
+            most = 0;
+            each(&mut |_, to| most = most.max(self.link_of(to).map_or(0, |link| link.queued())));
+        }
+        most
+    }
+
+    /// `rests`: see [`Self::in_order`].
+    fn dispatch_now(
+        &self,
+        parts: &impl Parts,
+        frame: Frame,
+        from: Option<LinkId>,
+        rests: Option<&mut Shares>,
+    ) -> usize {
         if frame.header.target_len == 0 {
-            return self.dispatch_one(parts, frame, from);
+            return self.dispatch_one(parts, frame, from, rests);
         }
         let up = read(&self.router).up();
         if let Some(up) = up {
@@ -185,23 +277,9 @@ impl Switch {
                 places.for_each(|(nth, to)| act(u32::try_from(nth).unwrap_or(u32::MAX), to));
             }
         };
-        let mut most = remote;
-        // Nobody sees an effect of the cast before it: it is on its way to all before any of them has it. What the procs
-        // here send is read by the thread that reads their links, which may be doing so while another one makes a cast, and
-        // what they send each other by direct links is read by none here.
-        let mut holds = Vec::new();
-        let is_own = from.is_none();
-        if is_own || self.joins.load(Ordering::SeqCst) {
-            let held = |to| self.link_of(to).filter(|link| is_own || link.has_page());
-            each_here(&mut |_, to| holds.extend(held(to).map(|link| link.hold(&self.reactor))));
-        }
-        each_here(&mut |nth, to| most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from)));
-        if !holds.is_empty() {
-            drop(holds);
-            most = remote;
-            each_here(&mut |_, to| most = most.max(self.link_of(to).map_or(0, |link| link.queued())));
-        }
-        most
+        remote.max(self.spread(from, rests, each_here, |nth, to, rests| {
+            self.dispatch_one(parts, frame.for_one(to, nth), from, rests)
+        }))
     }
 
     /// A proc's cast goes to its agent as a whole, if not by direct links. The proc's own share, if it has one, is delivered
@@ -231,7 +309,14 @@ impl Switch {
         if holds.is_empty() { link.queued() } else { holds.into_iter().map(Hold::release).max().unwrap_or(0) }
     }
 
-    fn dispatch_one(&self, parts: &impl Parts, mut frame: Frame, from: Option<LinkId>) -> usize {
+    /// `rests`: see [`Self::in_order`].
+    fn dispatch_one(
+        &self,
+        parts: &impl Parts,
+        mut frame: Frame,
+        from: Option<LinkId>,
+        rests: Option<&mut Shares>,
+    ) -> usize {
         if parts.is_abroad() {
             frame.header.set_abroad();
         }
@@ -244,7 +329,14 @@ impl Switch {
                 if (to.is_guest() || frame.header.kind == Kind::Partial) && parts.has_output(&frame) {
                     frame.header.set_printed();
                 }
-                self.link(id).map_or(0, |link| self.direct.send(&link, &frame))
+                let Some(link) = self.link(id) else { return 0 };
+                match rests {
+                    Some(shares) => {
+                        shares.push((link, frame));
+                        0
+                    }
+                    None => self.direct.send(&link, &frame),
+                }
             }
             Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
             Route::Remote(_) if parts.answers_for(&frame) => 0,

@@ -1,6 +1,7 @@
 //! One socket: order, back-pressure, and its end.
 
-use crate::link::{Link, ReadEnd, socket_number};
+use crate::link::{Link, ReadEnd, Rest, socket_number};
+use crate::link_page::{End, LinkPage};
 use crate::reactor::Reactor;
 use mesh_proto::messages::Extend;
 use mesh_proto::{EndReason, Frame, ProcAddr};
@@ -226,4 +227,99 @@ fn descriptors_go_in_their_place_among_the_frames() {
         assert!(b.take_with(numbers[0]).is_none());
     }
     assert_eq!(seen, (0..8).collect::<Vec<_>>());
+}
+/// Reads what has come: the calls of the frames, in order.
+fn read_calls(link: &Link) -> Vec<u64> {
+    let mut calls = Vec::new();
+    let end = link.read(|frame| calls.push(Extend::read(&frame.header).unwrap().call));
+    assert!(matches!(end, ReadEnd::Drained));
+    calls
+}
+
+/// What rests in a link; each frame comes a microsecond after the one before.
+struct Rush<'a> {
+    link: &'a Link,
+    time: u64,
+    call: u64,
+}
+
+impl Rush<'_> {
+    fn rest(&mut self, len: usize) -> Rest {
+        self.time += 1_000;
+        let rest = self.link.rest(&frame(self.call + 1, len), self.time);
+        self.call += u64::from(rest != Rest::Refused);
+        rest
+    }
+}
+
+#[test]
+fn what_rests_is_written_together_and_in_order() {
+    let (reactor, a, b) = links();
+    a.send(&reactor, &frame(1, 9)).unwrap();
+    let mut rush = Rush { link: &a, time: 1_000_000, call: 1 };
+    assert_eq!(rush.rest(10), Rest::Begun { first: true });
+    assert_eq!(rush.rest(10), Rest::Begun { first: false });
+    assert_eq!((read_calls(&b), a.queued()), (vec![1], 0), "what rests does not wait for room");
+    a.write_bundle(&reactor, true);
+    assert_eq!(read_calls(&b), [2, 3]);
+    assert_eq!(rush.rest(10), Rest::Begun { first: true });
+    // Any other message takes along what rests.
+    a.send(&reactor, &frame(5, 9)).unwrap();
+    assert_eq!(read_calls(&b), [4, 5]);
+    a.write_bundle(&reactor, false);
+    assert_eq!(read_calls(&b), []);
+}
+
+#[test]
+fn what_rests_is_due_once_it_is_much_or_old_and_a_long_message_never_rests() {
+    let (reactor, a, b) = links();
+    let mut rush = Rush { link: &a, time: 1_000_000, call: 0 };
+    while rush.rest(1) != Rest::Due {}
+    // Much: a frame takes about 100 bytes.
+    assert!((100..200).contains(&rush.call), "after {} frames", rush.call);
+    a.write_bundle(&reactor, true);
+    assert_eq!(rush.rest(1), Rest::Begun { first: true });
+    rush.time += 1_000_000;
+    assert_eq!(rush.rest(1), Rest::Due, "after a millisecond");
+    assert_eq!(rush.rest(100_000), Rest::Refused);
+    a.write_bundle(&reactor, true);
+    let mut seen = Vec::new();
+    pump(&reactor, &a, &b, &mut seen);
+    pump(&reactor, &a, &b, &mut seen);
+    assert_eq!(seen.iter().map(|(call, _)| *call).collect::<Vec<_>>(), (1..=rush.call).collect::<Vec<_>>());
+}
+
+#[test]
+fn nothing_rests_behind_what_waits_for_room_or_is_held_or_where_others_wait_for_it() {
+    let (reactor, a, b) = links();
+    let (reactor, a) = (Arc::new(reactor), Arc::new(a));
+    let mut rush = Rush { link: &a, time: 1_000_000, call: 0 };
+    rush.rest(10);
+    let hold = a.hold(&reactor);
+    a.write_bundle(&reactor, true);
+    assert_eq!(read_calls(&b), [], "a hold holds what rests too");
+    assert_eq!(hold.release(), 0);
+    assert_eq!(read_calls(&b), [1]);
+    let hold = a.hold(&reactor);
+    assert_eq!(rush.rest(10), Rest::Refused);
+    assert_eq!(hold.release(), 0);
+    // The socket is full.
+    while rush.rest(3000) != Rest::Refused {
+        a.write_bundle(&reactor, true);
+    }
+    assert!(a.queued() > 0);
+    let mut seen = Vec::new();
+    pump(&reactor, &a, &b, &mut seen);
+    pump(&reactor, &a, &b, &mut seen);
+    assert_eq!(seen.last().map(|(call, _)| *call), Some(rush.call));
+    // Nothing is kept for an end that is gone.
+    b.close(&reactor);
+    drop(b);
+    while rush.rest(10) != Rest::Refused {
+        a.write_bundle(&reactor, true);
+    }
+    assert_eq!((a.queued(), a.send(&reactor, &frame(1, 1))), (0, None));
+    let (_, a, _b) = links();
+    a.set_page(LinkPage::open(LinkPage::create().unwrap(), End::First).unwrap());
+    assert_eq!(a.rest(&frame(1, 10), 1_000_000), Rest::Refused);
 }

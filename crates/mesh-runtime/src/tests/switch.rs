@@ -5,13 +5,14 @@ use crate::link::Link;
 use crate::reactor::Reactor;
 use crate::runtime::{GATEWAY, Parts, Switch};
 use mesh_proto::hosts::HostSet;
-use mesh_proto::messages::Call;
-use mesh_proto::{Decoder, EndReason, Ended, Frame, LinkId, Placement, ProcAddr, Router, Target};
+use mesh_proto::messages::{Call, Tell};
+use mesh_proto::{Decoder, EndReason, Ended, Frame, Kind, LinkId, Placement, ProcAddr, Router, Target};
 use mesh_topology::{Extent, Region};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const MESH: u64 = 7;
 const AGENT: ProcAddr = ProcAddr::CONTROLLER;
@@ -108,12 +109,17 @@ fn link(id: LinkId, peer: ProcAddr) -> (Arc<Link>, OwnedFd) {
     (Arc::new(Link::new(id, peer, ours)), theirs)
 }
 
-/// The receivers of the frames that came over a link.
+/// The receivers of the frames that came over a link, of which nothing was read before.
 fn came(theirs: &OwnedFd) -> Vec<ProcAddr> {
-    let (mut bytes, mut decoder) = ([0; 4096], Decoder::default());
-    let n = rustix::io::read(theirs, &mut bytes).unwrap_or(0);
-    decoder.push(&bytes[..n]);
-    std::iter::from_fn(|| decoder.next_frame().unwrap()).map(|frame| frame.header.dst).collect()
+    let mut decoder = Decoder::default();
+    more_came(theirs, &mut decoder).map(|frame| frame.header.dst).collect()
+}
+
+fn more_came<'a>(theirs: &OwnedFd, decoder: &'a mut Decoder) -> impl Iterator<Item = Frame> + 'a {
+    while let n @ 1.. = rustix::io::read(theirs, decoder.room()).unwrap_or(0) {
+        decoder.filled(n);
+    }
+    std::iter::from_fn(|| decoder.next_frame().unwrap())
 }
 
 #[test]
@@ -195,4 +201,73 @@ fn a_worker_takes_its_own_share_and_sends_the_cast_up() {
     let scribe = Scribe::default();
     switch.dispatch(&scribe, to(&whole(3, Placement::On(0))), None);
     assert_eq!((scribe.said(), came(&theirs).len()), (vec![Handed::Delivered(me)], 1));
+}
+
+fn tell(dst: ProcAddr, place: u32) -> Frame {
+    Frame::build(Tell { actor: 3, place }.header(AGENT, dst), None, b"f", &[])
+}
+
+/// Sends so many messages to a process, without a pause.
+fn rush(switch: &Switch, scribe: &Scribe, dst: ProcAddr, count: u32) {
+    (0..count).for_each(|place| assert_eq!(switch.dispatch(scribe, tell(dst, place), None), 0));
+}
+
+/// BND-1: whoever learns of what the script has sent before finds it there.
+#[test]
+fn whatever_leaves_is_behind_what_rests_on_all_links() {
+    const COUNT: u32 = 40;
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let scribe = Scribe::default();
+    let (links, theirs): (Vec<_>, Vec<_>) = (0..3).map(|rank| link(1 + rank, proc(rank))).unzip();
+    switch.add(MESH, 0, &links);
+    let mut decoders = [(); 3].map(|()| Decoder::default());
+    let mut tells = |rank: usize| {
+        more_came(&theirs[rank], &mut decoders[rank]).filter(|frame| frame.header.kind == Kind::Tell).count()
+    };
+    let mut rested = false;
+    for round in 0..99 {
+        rush(&switch, &scribe, proc(0), COUNT);
+        rush(&switch, &scribe, proc(1), COUNT);
+        let at_once = tells(0);
+        rested |= at_once < COUNT as usize;
+        // A call to a third process, a frame that another process has sent to it, or a cast from another host.
+        match round % 3 {
+            0 => switch.dispatch(&scribe, one(proc(2)), None),
+            1 => switch.dispatch(&scribe, one(proc(2)), Some(9)),
+            _ => switch.dispatch(&scribe, to(&whole(3, Placement::On(0))), Some(GATEWAY)),
+        };
+        assert_eq!(at_once + tells(0), COUNT as usize);
+        assert_eq!((tells(1), tells(2)), (COUNT as usize, 0));
+    }
+    assert!(rested, "nothing was ever written together");
+}
+
+#[test]
+fn what_rests_is_written_though_its_sender_turns_to_something_else() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let scribe = Scribe::default();
+    let (near, theirs) = link(1, proc(0));
+    switch.add(MESH, 0, &[near]);
+    rush(&switch, &scribe, proc(0), 40);
+    let end = Instant::now() + super::SOON;
+    while let Some(at) = switch.bundles_turn() {
+        assert!(Instant::now() < end, "{:?} came", came(&theirs));
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+    }
+    assert_eq!(came(&theirs).len(), 40);
+}
+
+#[test]
+fn a_message_after_a_pause_never_rests_and_in_a_rush_the_first_ones_do_not() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let scribe = Scribe::default();
+    let (near, theirs) = link(1, proc(0));
+    switch.add(MESH, 0, &[near]);
+    let mut decoder = Decoder::default();
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(1));
+        rush(&switch, &scribe, proc(0), 8);
+        assert_eq!(more_came(&theirs, &mut decoder).count(), 8);
+    }
+    assert_eq!(switch.bundles_turn(), None);
 }

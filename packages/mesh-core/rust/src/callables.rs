@@ -12,7 +12,9 @@ use pyo3::sync::PyOnceLock;
 pub(crate) struct Callables {
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
-    /// The interpreter's own, for messages without buffers.
+    /// The interpreter's own, for what it handles correctly alone.
+    pub(crate) plain_dumps: Py<PyAny>,
+    /// The same, for messages without buffers.
     pub(crate) plain_loads: Py<PyAny>,
     pub(crate) arrive: Py<PyAny>,
     pub(crate) too_large: Py<PyAny>,

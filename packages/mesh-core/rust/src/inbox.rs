@@ -4,26 +4,52 @@ use crate::door::{self, outside};
 use crate::event_loop::PyWaker;
 use crate::message::PyMessage;
 use crate::runtime::PyRuntime;
-use mesh_runtime::{Inbox, Runtime, Side};
+use mesh_proto::messages::Name;
+use mesh_runtime::{Inbox, Message, Runtime, Side};
 use pyo3::prelude::*;
-use std::sync::Arc;
+use pyo3::types::PyString;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The messages that wait for one actor.
 #[pyclass(name = "Inbox", module = "mesh_core._native", frozen)]
 pub(crate) struct PyInbox {
     runtime: Arc<Runtime>,
     inbox: Arc<Inbox>,
+    /// The name of the last message. Most have the same, and Python finds an endpoint faster by the same string.
+    last: Mutex<Option<Named>>,
+}
+
+/// A name as frames have it, and as Python does.
+struct Named {
+    bytes: Box<[u8]>,
+    string: Py<PyString>,
 }
 
 impl PyInbox {
     fn new(runtime: &Arc<Runtime>, inbox: Arc<Inbox>) -> Self {
-        Self { runtime: Arc::clone(runtime), inbox }
+        Self { runtime: Arc::clone(runtime), inbox, last: Mutex::new(None) }
     }
 
-    fn burst(&self, limit: usize, side: Side) -> Vec<PyMessage> {
+    fn burst(&self, py: Python<'_>, limit: usize, side: Side) -> Vec<PyMessage> {
         let burst = self.inbox.lend(self.runtime.reactor(), limit, side);
-        burst.into_iter().map(|message| PyMessage::taken(&self.runtime, &self.inbox, message)).collect()
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = burst.into_iter().map(|message| {
+            let name = name_of(py, &mut last, &message);
+            PyMessage::taken(&self.runtime, &self.inbox, message, name)
+        });
+        taken.collect()
     }
+}
+
+/// The name of a message, as the string that the last one had if it is the same.
+fn name_of(py: Python<'_>, last: &mut Option<Named>, message: &Message) -> Py<PyString> {
+    let name = Name::what(message.name());
+    if let Some(named) = last.as_ref().filter(|named| *named.bytes == *name) {
+        return named.string.clone_ref(py);
+    }
+    let string = PyString::new(py, &String::from_utf8_lossy(name)).unbind();
+    *last = Some(Named { bytes: name.into(), string: string.clone_ref(py) });
+    string
 }
 
 #[pymethods]
@@ -35,7 +61,7 @@ impl PyInbox {
                 door::serves();
                 outside(py, || self.runtime.wait_inbox(&self.inbox));
             }
-            let burst = self.burst(limit, Side::Thread);
+            let burst = self.burst(py, limit, Side::Thread);
             // A task that arrived may have been taken back since.
             if !burst.is_empty() || self.inbox.is_closed() || self.runtime.is_closed() {
                 return burst;
@@ -44,8 +70,8 @@ impl PyInbox {
     }
 
     /// Returns the next messages without waiting; called by an event loop.
-    fn take_nowait(&self, limit: usize) -> Vec<PyMessage> {
-        self.burst(limit, Side::Loop)
+    fn take_nowait(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
+        self.burst(py, limit, Side::Loop)
     }
 
     /// Leaves messages of these names to a loop, whose waker gets `token` for them; all others are for the actor's thread.

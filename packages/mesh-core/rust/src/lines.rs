@@ -3,9 +3,8 @@
 use crate::door::outside;
 use mesh_runtime::write_whole;
 use pyo3::exceptions::PyOSError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
@@ -30,7 +29,7 @@ struct State {
 #[pyclass(name = "LineWriter", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLineWriter {
     fd: i32,
-    /// Returns the context, as `ContextVar.get` does.
+    /// Returns an actor and its message, or nothing, as `ContextVar.get` does.
     context: Py<PyAny>,
     /// Creates the mark of an actor.
     mark: Py<PyAny>,
@@ -86,7 +85,10 @@ impl PyLineWriter {
     /// Writes text; the beginning of a line is kept until its end comes.
     fn write(&self, py: Python<'_>, text: &Bound<'_, PyString>) -> PyResult<usize> {
         let context = self.context.bind(py).call0()?;
-        let instance = if context.is_none() { None } else { Some(context.getattr(intern!(py, "actor_instance"))?) };
+        let instance = match context.is_none() {
+            true => None,
+            false => Some(context.cast_into::<PyTuple>()?.get_item(0)?),
+        };
         let thread = current().id();
         let plain = text.to_str().ok();
         let mut state = hold(&self.state);

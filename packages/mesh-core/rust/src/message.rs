@@ -33,17 +33,19 @@ pub(crate) struct PyMessage {
     held: Held,
     /// How far its handling is, for a message to an actor.
     handling: Option<Handling>,
+    /// Its name, if it is that of other messages too.
+    name: Option<Py<PyString>>,
 }
 
 impl PyMessage {
     pub(crate) fn shared(runtime: &Arc<Runtime>, message: Arc<Message>) -> Self {
-        Self { runtime: Arc::clone(runtime), held: Held::Shared(message), handling: None }
+        Self { runtime: Arc::clone(runtime), held: Held::Shared(message), handling: None, name: None }
     }
 
     /// Wraps a message that was just taken from an inbox.
-    pub(crate) fn taken(runtime: &Arc<Runtime>, inbox: &Arc<Inbox>, message: Message) -> Self {
+    pub(crate) fn taken(runtime: &Arc<Runtime>, inbox: &Arc<Inbox>, message: Message, name: Py<PyString>) -> Self {
         let handling = Some(Handling::new(inbox, &message));
-        Self { runtime: Arc::clone(runtime), held: Held::Own(message), handling }
+        Self { runtime: Arc::clone(runtime), held: Held::Own(message), handling, name: Some(name) }
     }
 
     fn end(&self, failed: bool) {
@@ -104,7 +106,10 @@ impl PyMessage {
     /// The name of the endpoint.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
-        PyString::new(py, &String::from_utf8_lossy(Name::what(self.message().name())))
+        match &self.name {
+            Some(name) => name.bind(py).clone(),
+            None => PyString::new(py, &String::from_utf8_lossy(Name::what(self.message().name()))),
+        }
     }
 
     /// The shape of the messaged slice, as `label=size` with commas between; empty for a single actor.
@@ -264,8 +269,11 @@ impl PyMessage {
         if let Some(handling) = &self.handling {
             handling.begin(self.message());
         }
-        let (payload, buffers) = self.raw(py)?;
         let python = callables(py)?;
+        if let Some(payload) = self.message().only_part() {
+            return python.plain_loads.bind(py).call1((PyBytes::new(py, payload),));
+        }
+        let (payload, buffers) = self.raw(py)?;
         let value = if buffers.is_empty() {
             python.plain_loads.bind(py).call1((payload,))
         } else {

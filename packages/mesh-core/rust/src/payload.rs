@@ -11,7 +11,7 @@ use mesh_runtime::{Body, Hold, Later, Packed, RuntimeError};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict as _, PyBytes};
+use pyo3::types::{IntoPyDict as _, PyBool, PyBytes, PyDict, PyFloat, PyInt, PyString, PyTuple};
 use std::sync::Arc;
 
 /// Messages with at least this many bytes out of band are copied outside the interpreter.
@@ -19,6 +19,32 @@ const LARGE: usize = 256 * 1024;
 
 /// Maximum out-of-band buffers of a message: the envelope is a part too, and a frame counts its parts in 16 bits.
 const MOST_BUFFERS: usize = u16::MAX as usize - 1;
+
+/// Of what is pickled here.
+const PROTOCOL: u8 = 5;
+/// Longer arguments are left to `dumps`.
+const MOST_ARGUMENTS: usize = 32;
+
+/// What C pickle handles correctly alone, and what needs no look inside.
+fn is_atom(value: &Bound<'_, PyAny>) -> bool {
+    value.is_none()
+        || value.is_exact_instance_of::<PyInt>()
+        || value.is_exact_instance_of::<PyString>()
+        || value.is_exact_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyBool>()
+}
+
+/// Whether `value` is a small result, or a call with few and small arguments: by far the most frequent messages. `dumps` knows
+/// more that is plain.
+fn is_plain(value: &Bound<'_, PyAny>) -> bool {
+    let Ok(call) = value.cast_exact::<PyTuple>() else { return is_atom(value) };
+    if call.len() != 2 {
+        return false;
+    }
+    let (Ok(args), Ok(kwargs)) = (call.get_borrowed_item(0), call.get_borrowed_item(1)) else { return false };
+    let (Ok(args), Ok(kwargs)) = (args.cast_exact::<PyTuple>(), kwargs.cast_exact::<PyDict>()) else { return false };
+    kwargs.is_empty() && args.len() <= MOST_ARGUMENTS && args.iter_borrowed().all(|one| is_atom(&one))
+}
 
 /// An out-of-band buffer of a pickled object.
 pub(crate) enum Beside {
@@ -91,6 +117,10 @@ impl<'py> Payload<'py> {
 
     /// Pickles `value` for sending.
     pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if is_plain(value) {
+            let pickled = callables(value.py())?.plain_dumps.bind(value.py()).call1((value, PROTOCOL))?;
+            return Ok(Self { envelope: pickled.cast_into()?, buffers: Vec::new(), ports: Vec::new(), refs: None });
+        }
         let dumps = callables(value.py())?.dumps.bind(value.py());
         Self::pack(false, || dumps.call1((value,)))
     }

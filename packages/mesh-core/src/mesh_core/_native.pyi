@@ -716,7 +716,7 @@ class LineWriter:
     def __new__(
         cls,
         fd: int,
-        context: Callable[[], object],
+        context: Callable[[], tuple[Any, ...] | None],
         mark: Callable[[Any], bytes],
         other: Callable[[str, Any, str | None, Any], None],
     ) -> LineWriter: ...

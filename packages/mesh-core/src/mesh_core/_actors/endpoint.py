@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import (
@@ -42,6 +43,7 @@ class Arity:
 
     __slots__ = (
         "bare",
+        "counts",
         "keywords",
         "least",
         "mark",
@@ -72,6 +74,9 @@ class Arity:
             p.name for p in params if p.kind is p.KEYWORD_ONLY and p.default is p.empty
         )
         self.variadic_keywords = any(p.kind is p.VAR_KEYWORD for p in params)
+        more = sys.maxsize if self.most is None else self.most + 1
+        self.counts = range(0) if self.required_keywords else range(self.least, more)
+        """How many arguments it takes if none is passed by name; callers look here before they ask :meth:`fits`."""
         self.overlaps = False
         """Whether several calls of it may run at the same time."""
         self.port = False
@@ -84,11 +89,8 @@ class Arity:
         """The prefix of its name in messages; see ``_unmarked``."""
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether such a call would bind; common cases take only a few comparisons."""
-        count = len(args)
-        if not kwargs and not self.required_keywords:
-            return self.least <= count and (self.most is None or count <= self.most)
-        return not self.complaint(args, kwargs)
+        """Return whether such a call would bind."""
+        return (not kwargs and len(args) in self.counts) or not self.complaint(args, kwargs)
 
     def complaint(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say what is wrong with such a call; empty if nothing is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from _pickle import dumps as plain_dumps
 from _pickle import loads as plain_loads
 from _signal import set_wakeup_fd  # type: ignore[import-not-found]  # built in; `signal` takes longer to import
 from typing import Any
@@ -81,6 +82,7 @@ def hand_over() -> None:
         {
             "dumps": dump_message,
             "loads": loads,
+            "plain_dumps": plain_dumps,
             "plain_loads": plain_loads,
             "arrive": _arrive,
             "too_large": _too_large,

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from mesh_core._meshes.procs import ProcMesh
     from mesh_core._native import Message
 
-_current: ContextVar[Context | None] = ContextVar("mesh_context", default=None)
+_current: ContextVar[tuple[Instance, Message | None] | None] = ContextVar("mesh_context", default=None)
+
+enter = _current.set
+"""Make an actor and the message that it handles the context of this thread or task. Called for every message: no function, and no
+:class:`Context` before somebody wants one."""
 
 
 class Instance:
@@ -129,15 +133,10 @@ def parse_shape(text: str) -> Extent:
     return Extent(list(labels), [int(size) for size in sizes])
 
 
-def enter(value: Context) -> Any:
-    """Make ``value`` the current context of this thread or task."""
-    return _current.set(value)
-
-
 def current_instance() -> Instance | None:
     """Return the running actor, if there is one."""
     now = _current.get()
-    return None if now is None else now.actor_instance
+    return None if now is None else now[0]
 
 
 def current_place() -> tuple[int, str] | None:
@@ -145,17 +144,17 @@ def current_place() -> tuple[int, str] | None:
     now = _current.get()
     if now is None:
         return None
-    message = now._message
+    instance, message = now
     if message is not None:
         return message.index, message.shape
-    rank = now.actor_instance.rank
+    rank = instance.rank
     return rank.rank, ",".join(f"{label}={size}" for label, size in rank.extent.items())
 
 
 def current_message() -> Message | None:
     """Return the message being handled, if there is one."""
     now = _current.get()
-    return None if now is None else now._message
+    return None if now is None else now[1]
 
 
 def running_loop() -> AbstractEventLoop | None:
@@ -179,7 +178,7 @@ def context() -> Context:
             "context() is for code that an actor runs; no actor runs here. "
             "Call it in an endpoint, or pass what you need as an argument"
         )
-    return now
+    return Context(*now)
 
 
 def current_rank() -> Point:

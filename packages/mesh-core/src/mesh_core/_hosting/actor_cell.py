@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._actors.endpoint import EndpointProperty
 from mesh_core._common import context
 from mesh_core._common.codes import FailureKind
-from mesh_core._common.context import Context, Instance
+from mesh_core._common.context import Instance
 from mesh_core._common.errors import MeshError, SpawnError, Stopped, SupervisionError
 from mesh_core._common.suggestions import did_you_mean
 from mesh_core._common.tracing import notice
@@ -173,7 +173,7 @@ class ActorCell(CellState):
         """Make the object, and answer the spawner."""
         made, error = None, self.broken
         if error is None:
-            context.enter(Context(self.instance, None))
+            context.enter((self.instance, None))
             try:
                 made = self._make()
             except BaseException as raised:  # noqa: BLE001 - reported to the spawner
@@ -433,7 +433,7 @@ class ActorCell(CellState):
 
     def run_errands(self) -> None:
         """Run what is due between two messages."""
-        context.enter(Context(self.instance, None))
+        context.enter((self.instance, None))
         errands, self.errands = self.errands, []
         for errand, answer in errands:
             self._run_errand(errand, answer)
@@ -460,7 +460,7 @@ class ActorCell(CellState):
             # A constructor may have failed, or the actor ended, while this waited.
             return None if self.object is None else self.object.__supervise__(failure)
 
-        context.enter(Context(self.instance, None))
+        context.enter((self.instance, None))
         if self.object is not None and inspect.iscoroutinefunction(method):
             verdict = ask()
         else:

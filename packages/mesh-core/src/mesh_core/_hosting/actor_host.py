@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common import context
 from mesh_core._common.bypass import find_bypass
 from mesh_core._common.codes import MessageKind
-from mesh_core._common.context import Context, Instance, parse_shape
+from mesh_core._common.context import Instance, parse_shape
 from mesh_core._common.control import Control
 from mesh_core._common.errors import BOOTSTRAP_FAILED, MeshError
 from mesh_core._failures.failure import raised_in_words
@@ -205,7 +205,7 @@ class ActorHost:
         instance = self._instance(message, parse_shape(message.shape))
         # Whatever rebuilds the arguments learns for which actor.
         there = contextvars.copy_context()
-        there.run(context.enter, Context(instance, message))
+        there.run(context.enter, (instance, message))
         try:
             spawned = there.run(message.load)
         except BaseException as error:  # noqa: BLE001 - reported to the spawner
@@ -218,7 +218,7 @@ class ActorHost:
 
     async def _spawn_later(self, message: Message, instance: Instance, error: BaseException) -> None:
         """Spawn an actor when an argument of its constructor has arrived; its messages wait."""
-        context.enter(Context(instance, message))
+        context.enter((instance, message))
         try:
             spawned = await load_again(message, error)
         except asyncio.CancelledError:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._common import context
 from mesh_core._common.codes import MessageKind
-from mesh_core._common.context import Context
 from mesh_core._common.errors import MeshError, Stopped
 from mesh_core._failures.returns import NOT_BEGUN
 from mesh_core._hosting.cell_state import ENDING, OVER
@@ -70,7 +69,7 @@ def _cleanup(cell: ActorCell, error: BaseException | None) -> Coroutine[Any, Any
     cleanup = getattr(cell.object, "__cleanup__", None)
     if cleanup is None:
         return None
-    context.enter(Context(cell.instance, None))
+    context.enter((cell.instance, None))
     done = cleanup(error)
     return done if asyncio.iscoroutine(done) else None
 

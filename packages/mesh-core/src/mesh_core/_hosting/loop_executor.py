@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._common import context
 from mesh_core._common.codes import MessageKind
-from mesh_core._common.context import Context
 from mesh_core._common.errors import MeshError
 from mesh_core._hosting import ending
 from mesh_core._hosting.cell_state import LOOP, WORKING
@@ -136,7 +135,7 @@ class OnLoop:
                 if cell.too_late(message):
                     return
                 limit = cell.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
-            context.enter(Context(cell.instance, message))
+            context.enter((cell.instance, message))
             self.running[key] = task, message
             await self._perform(message, spec)
         except asyncio.CancelledError as error:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._common import context
 from mesh_core._common.codes import MessageKind
-from mesh_core._common.context import Context
 from mesh_core._hosting import ending
 from mesh_core._hosting.cell_state import LOOP
 
@@ -135,15 +134,16 @@ class OnThread:
         cell = self._cell
         if message.left is not None and cell.too_late(message):
             return
-        context.enter(Context(cell.instance, message))
+        context.enter((cell.instance, message))
         args = None
         try:
             args, kwargs = message.load()
-            function = cell.function(message, spec)
-            if spec.respond is None:
-                message.reply(function(cell.object, *args, **kwargs))
+            if spec.respond is not None:
+                cell.function(message, spec)(args, kwargs)
+            elif cell.actor_host.process.around is None:
+                message.reply(spec.function(cell.object, *args, **kwargs))
             else:
-                function(args, kwargs)
+                message.reply(cell.function(message, spec)(cell.object, *args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - reported to the caller
             try:
                 if args is None:

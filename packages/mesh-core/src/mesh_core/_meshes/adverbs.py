@@ -296,7 +296,7 @@ class Endpoint(Generic[P, R]):
 
         ``kind`` makes a future of the call; ``finish`` makes the future's result of the call's outcomes.
         """
-        if not self._arity.fits(args, kwargs):
+        if (kwargs or len(args) not in self._arity.counts) and not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
         process = self._mesh._process
         if process.tracer is not None and not self._spanned:
@@ -398,10 +398,10 @@ class Endpoint(Generic[P, R]):
         On a thread, this waits while an actor lags behind. In a coroutine it returns at once; the result can be
         awaited until the message is on its way, or ignored.
         """
-        if not self._arity.fits(args, kwargs):
+        if (kwargs or len(args) not in self._arity.counts) and not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
-        if self._mesh._process.tracer is not None and not self._spanned:
-            tracer = self._mesh._process.tracer
+        tracer = self._mesh._process.tracer
+        if tracer is not None and not self._spanned:
             deferral = tracer.call(self, "broadcast", lambda traced: traced._senders.tell((args, kwargs)))
         else:
             deferral = self._senders.tell((args, kwargs))
