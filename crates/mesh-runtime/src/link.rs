@@ -447,12 +447,15 @@ impl Link {
     }
 
     fn write_queue(&self, reactor: &Reactor, tx: &mut Tx) {
-        if tx.rests && tx.queue.is_empty() {
-            // The buffer is used again.
+        if tx.queue.is_empty() && !tx.tail.is_empty() {
+            // Usually all that there is, and taken as a whole: then the buffer is used again.
             match self.write(&[IoSlice::new(&tx.tail)]) {
                 Ok(n) => {
                     tx.tail.drain(..n);
                     tx.queued -= n;
+                    if tx.tail.is_empty() && tx.tail.capacity() > 2 * BUNDLE {
+                        tx.tail = Vec::new();
+                    }
                 }
                 Err(errno) => {
                     self.broken(reactor, tx, errno);
