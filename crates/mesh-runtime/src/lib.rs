@@ -25,6 +25,7 @@ mod home;
 mod host;
 mod inbox;
 mod inspect;
+mod intake;
 mod interfaces;
 mod journal;
 mod link;

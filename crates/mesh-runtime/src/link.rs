@@ -1,17 +1,16 @@
 //! One Unix socket to a neighbour.
 
 use crate::error::RuntimeError;
+use crate::intake::{CameWith, DESCRIPTORS, Intake, MOST_READ};
 use crate::link_page::{End, LinkPage};
 use crate::reactor::{Reactor, would_block};
+use crate::timespec::now;
 use bytes::Bytes;
-use mesh_proto::{Decoder, EndReason, Frame, HEADER_LEN, Header, Incoming, LinkId, ProcAddr};
+use mesh_proto::{EndReason, Frame, HEADER_LEN, Header, Incoming, LinkId, ProcAddr};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
-    recvmsg, send, sendmsg,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use std::collections::VecDeque;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,18 +22,9 @@ const SMALL: usize = 4096;
 /// Queued small frames are joined into chunks of this size.
 const CHUNK: usize = 64 * 1024;
 const IOV: usize = 32;
-/// Bytes read from one link before others get a turn. More than a socket holds, so that a dead peer's last messages are read
-/// at once.
-const MOST_READ: usize = 4 * 1024 * 1024;
-/// The most descriptors that go with one frame.
-const DESCRIPTORS: usize = 3;
-/// Frames whose descriptors came by a link and were not taken yet. They are behind these, so more than one is rare.
-const MOST_WITH: usize = 16;
 /// What rests in a link is due once there are so many bytes of it, or the first has waited for so many nanoseconds.
 const BUNDLE: usize = 16 * 1024;
 const LONGEST: u64 = 200_000;
-/// A direct link whose other end stood still so often is not waited for again.
-const MOST_LATE: u32 = 3;
 
 /// How a read ended.
 pub(crate) enum ReadEnd {
@@ -82,26 +72,6 @@ pub(crate) enum Rest {
     Due,
 }
 
-/// What has been read.
-#[derive(Debug, Default)]
-struct Rx {
-    decoder: Decoder,
-    /// The next frame, which was looked at.
-    next: Option<Frame>,
-    /// Nothing comes behind what was read.
-    end: Option<EndReason>,
-    /// When the last frame was sent that was decoded here.
-    last: u64,
-    /// Bytes that came.
-    total: u64,
-    /// The other end had accepted so many frames when this one looked.
-    accepted: Option<u32>,
-    /// The other end stood still, and is not waited for until so many frames are here.
-    late: Option<u32>,
-    /// How often it did.
-    times_late: u32,
-}
-
 /// The link. Any thread may send; the thread that holds the reactor's lock reads.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -109,9 +79,9 @@ pub(crate) struct Link {
     pub(crate) peer: ProcAddr,
     fd: OwnedFd,
     tx: Mutex<Tx>,
-    rx: Mutex<Rx>,
+    rx: Mutex<Intake>,
     /// Descriptors that have come, by the frames that they belong to; none if the peer may send none.
-    came_with: Option<Mutex<VecDeque<Vec<OwnedFd>>>>,
+    came_with: Option<CameWith>,
     /// Where both ends show each other how far they are, if there have been direct links.
     page: OnceLock<LinkPage>,
     /// At an agent: its memory, until the other end has it.
@@ -129,12 +99,6 @@ pub(crate) struct Link {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The clock of this host, the same for all its processes.
-pub(crate) fn now() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 /// What tells a socket from all others of its machine, whichever process looks at it.
@@ -510,127 +474,14 @@ impl Link {
         tx.waiting() <= budget || tx.closed
     }
 
-    /// Reads once. Returns how many bytes came and for how many there was room; none if there is nothing now.
-    fn receive(&self, rx: &mut Decoder) -> Result<Option<(usize, usize)>, EndReason> {
-        let room = rx.room();
-        let asked = room.len();
-        let received = match &self.came_with {
-            None => recv(&self.fd, room, RecvFlags::DONTWAIT).map(|(n, _)| (n, asked)),
-            Some(came) => self.receive_with(room, came),
-        };
-        match received {
-            Ok((0, _)) => Err(EndReason::ConnectionClosed(rx.pending() as u64)),
-            Ok((n, asked)) => {
-                rx.filled(n);
-                Ok(Some((n, asked)))
-            }
-            Err(errno) if would_block(errno) => Ok(None),
-            Err(errno) => Err(EndReason::ConnectionBroke(errno.raw_os_error())),
-        }
-    }
-
-    /// A read ends where descriptors come, however much more there is: then it counts as a whole one.
-    fn receive_with(&self, room: &mut [u8], came: &Mutex<VecDeque<Vec<OwnedFd>>>) -> Result<(usize, usize), Errno> {
-        let mut asked = room.len();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut with = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.fd, &mut [IoSliceMut::new(room)], &mut with, flags)?;
-        for message in with.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                asked = received.bytes;
-                let descriptors = descriptors.collect();
-                let mut came = lock(came);
-                if came.len() < MOST_WITH {
-                    came.push_back(descriptors);
-                }
-            }
-        }
-        Ok((received.bytes, asked))
-    }
-
-    // Reading in the order of several links.
-
-    /// A poll has said that something can be read.
-    pub(crate) fn note_readable(&self) {
-        self.is_readable.store(true, Ordering::SeqCst);
-    }
-
-    /// Looks how much the other end has accepted until now, and reads what has come of it. It is kept for [`Link::take`].
-    pub(crate) fn look(&self, reactor: &Reactor) -> Incoming {
-        let accepted = self.page.get().map(LinkPage::accepted_there);
-        let readable = self.is_readable.swap(false, Ordering::SeqCst);
-        let mut rx = lock(&self.rx);
-        rx.accepted = accepted;
-        if !rx.is_late() {
-            rx.late = None;
-        }
-        // Also if it is not waited for: what was written before a death is taken before the notice.
-        if readable || rx.is_missing() {
-            self.fill(&mut rx);
-            if rx.end.is_some() {
-                // There is nothing more to be told of, while what came before waits for something older.
-                reactor.watch_ways(self.fd.as_fd(), u64::from(self.id), false, lock(&self.tx).watching);
-            }
-        }
-        rx.incoming()
-    }
-
-    fn fill(&self, rx: &mut Rx) {
-        let mut total = 0;
-        while rx.end.is_none() && total < MOST_READ {
-            match self.receive(&mut rx.decoder) {
-                Ok(Some((n, asked))) => {
-                    total += n;
-                    rx.total += n as u64;
-                    if n < asked {
-                        return;
-                    }
-                }
-                Ok(None) => return,
-                Err(why) => rx.end = Some(why),
-            }
-        }
-    }
-
-    /// What is here of this way, and what may still come.
-    pub(crate) fn incoming(&self) -> Incoming {
-        lock(&self.rx).incoming()
-    }
-
-    /// How many bytes have come of what this end waits for; none if it waits for nothing.
-    pub(crate) fn behind(&self) -> Option<u64> {
-        let mut rx = lock(&self.rx);
-        let incoming = rx.incoming();
-        (incoming.next.is_none() && incoming.is_behind).then_some(rx.total)
-    }
-
-    /// The other end stands still: it is not waited for until all is here that it has accepted by now.
-    pub(crate) fn give_up(&self) {
-        let accepted = self.page.get().map(LinkPage::accepted_there);
-        let mut rx = lock(&self.rx);
-        rx.late = accepted;
-        rx.times_late = rx.times_late.saturating_add(1);
-    }
-
-    /// The frame that was looked at last.
-    pub(crate) fn take(&self) -> Option<Frame> {
-        lock(&self.rx).next.take()
-    }
-
-    /// Why nothing more comes, once all that came was taken.
-    pub(crate) fn take_end(&self) -> Option<EndReason> {
-        let mut rx = lock(&self.rx);
-        rx.decode_next();
-        if rx.next.is_none() { rx.end.take() } else { None }
-    }
+    // Messages in.
 
     /// Reads what arrived and passes every frame to `take`.
     pub(crate) fn read(&self, mut take: impl FnMut(Frame)) -> ReadEnd {
-        let rx = &mut lock(&self.rx).decoder;
+        let mut rx = lock(&self.rx);
         let mut total = 0;
         loop {
-            let (n, asked) = match self.receive(rx) {
+            let (n, asked) = match rx.receive(self.fd.as_fd(), self.came_with.as_ref()) {
                 Ok(Some(read)) => read,
                 Ok(None) => return ReadEnd::Drained,
                 Err(why) => return ReadEnd::Closed(why),
@@ -658,6 +509,52 @@ impl Link {
             }
         }
     }
+
+    /// A poll has said that something can be read.
+    pub(crate) fn note_readable(&self) {
+        self.is_readable.store(true, Ordering::SeqCst);
+    }
+
+    /// Looks how much the other end has accepted until now, and reads what has come of it. It is kept for [`Link::take`].
+    pub(crate) fn look(&self, reactor: &Reactor) -> Incoming {
+        let accepted = self.page.get().map(LinkPage::accepted_there);
+        let readable = self.is_readable.swap(false, Ordering::SeqCst);
+        let mut rx = lock(&self.rx);
+        let incoming = rx.look(self.fd.as_fd(), self.came_with.as_ref(), accepted, readable);
+        if readable && rx.has_end() {
+            // There is nothing more to be told of, while what came before waits for something older.
+            reactor.watch_ways(self.fd.as_fd(), u64::from(self.id), false, lock(&self.tx).watching);
+        }
+        incoming
+    }
+
+    /// What is here of this way, and what may still come.
+    pub(crate) fn incoming(&self) -> Incoming {
+        lock(&self.rx).incoming()
+    }
+
+    /// How many bytes have come of what this end waits for; none if it waits for nothing.
+    pub(crate) fn behind(&self) -> Option<u64> {
+        lock(&self.rx).behind()
+    }
+
+    /// The other end stands still: it is not waited for until all is here that it has accepted by now.
+    pub(crate) fn give_up(&self) {
+        let accepted = self.page.get().map(LinkPage::accepted_there);
+        lock(&self.rx).give_up(accepted);
+    }
+
+    /// The frame that was looked at last.
+    pub(crate) fn take(&self) -> Option<Frame> {
+        lock(&self.rx).take()
+    }
+
+    /// Why nothing more comes, once all that came was taken.
+    pub(crate) fn take_end(&self) -> Option<EndReason> {
+        lock(&self.rx).take_end()
+    }
+
+    // Ends.
 
     /// Closes the link: nothing is sent or read any more.
     pub(crate) fn close(&self, reactor: &Reactor) {
@@ -731,41 +628,6 @@ impl Drop for Hold {
 impl Chunk {
     fn plain(bytes: Bytes) -> Self {
         Self { bytes, with: Vec::new() }
-    }
-}
-
-impl Rx {
-    /// Whether the other end has accepted more than was decoded.
-    fn is_missing(&self) -> bool {
-        self.accepted.is_some_and(|accepted| accepted != self.decoder.due())
-    }
-
-    /// Whether it is not waited for.
-    fn is_late(&self) -> bool {
-        // Counts begin anew after the last number.
-        let is_due = |count| self.decoder.due().wrapping_sub(count) > u32::MAX / 2;
-        self.times_late >= MOST_LATE || self.late.is_some_and(is_due)
-    }
-
-    fn incoming(&mut self) -> Incoming {
-        self.decode_next();
-        let next = self.next.as_ref().map(|_| self.last);
-        Incoming { next, last: self.last, is_behind: self.end.is_none() && self.is_missing() && !self.is_late() }
-    }
-
-    fn decode_next(&mut self) {
-        if self.next.is_some() {
-            return;
-        }
-        match self.decoder.next_frame() {
-            Ok(Some(next)) => {
-                // Nothing comes from the future, whatever it says.
-                self.last = next.header.sent.min(now());
-                self.next = Some(next);
-            }
-            Ok(None) => {}
-            Err(error) => self.end = Some(EndReason::Protocol(error.to_string())),
-        }
     }
 }
 

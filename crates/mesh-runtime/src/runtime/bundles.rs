@@ -9,9 +9,10 @@
 //! links. So causes still come before their effects: what a receiver sends to another comes by here, or by a direct link, and
 //! nothing rests in the link to a process that has one.
 
-use crate::link::{Hold, Link, Rest, now};
+use crate::link::{Hold, Link, Rest};
 use crate::locks::lock;
 use crate::reactor::Reactor;
+use crate::timespec::now;
 use mesh_proto::Frame;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

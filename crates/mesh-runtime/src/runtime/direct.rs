@@ -2,8 +2,9 @@
 //! them. What goes by them is in [`super::direct_links`].
 
 use super::{Runtime, UP};
-use crate::link::{Link, now, socket_number};
+use crate::link::{Link, socket_number};
 use crate::link_page::{End, LinkPage};
+use crate::timespec::now;
 use mesh_proto::control::Direct;
 use mesh_proto::{Choice, EndReason, Frame, Incoming, LinkId, ProcAddr, choose};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
