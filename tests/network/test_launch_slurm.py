@@ -321,7 +321,7 @@ with launch("slurm", hosts=2, name="first", exclusive=True, OPTIONS).wait(60) as
     errors = [heard(script) for _ in range(2)]
     for line in [*reasons, *errors]:
         # Alone, if the process was seen to be killed before its host was.
-        assert re.search(r"(; |\| )Slurm says (STEP|JOB) \S+ ON host\d CANCELLED AT ", line), line
+        assert re.search(r"(; |\| +)Slurm says (STEP|JOB) \S+ ON host\d CANCELLED AT ", line), line
     assert all(line.startswith("SupervisionError | ") for line in errors)
     ended(script)
     nothing_is_left(cluster)
