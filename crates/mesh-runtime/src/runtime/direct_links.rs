@@ -1,8 +1,8 @@
 //! The direct links of a proc, and the messages that go by them. [`mesh_proto::DirectPlan`] decides when there is one, and
 //! what goes by it.
 //!
-//! The lock is held for reading while a message is sent, whichever way it goes, and for writing while a way ends: so nothing
-//! is sent by a way that has ended. It comes before the locks of links.
+//! The lock is held for reading while a message is sent by a direct link, and for writing while a way begins or ends: so
+//! nothing is sent by a way that has ended. It comes before the locks of links.
 
 use crate::link::{Hold, Link};
 use crate::locks::{lock, read, write};
@@ -22,10 +22,11 @@ const FEW: usize = 16;
 const CATCH_UP: Duration = Duration::from_micros(100);
 /// If that was in vain, so many messages go by way of the agent before the sender waits again.
 const BY_AGENT: u32 = 64;
-/// How long what has come waits for an older message that is on its way. Then its sender stands still: it is stopped, or has
-/// died while a copy of it keeps its socket. It is measured in turns of the I/O thread, of which there are none while this process
-/// stands still itself: what stops all processes of a job makes none of them late.
+/// What has come waits for an older message that is on its way for so many turns of the I/O thread, a second in all. By then
+/// its sender stands still: it is suspended, or has died while a copy of it keeps its socket. There are no turns while this
+/// process stands still itself, so what suspends all processes of a job makes none of them late.
 const LATE: u32 = 10;
+/// The time between two such turns.
 const TURN: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]

@@ -64,9 +64,9 @@ fn a_proc_that_has_missed_its_page_gets_it_with_the_next_link() {
         assert!(matches!(lost, Some(Ok(Some(_)))));
     }
     link(&host, &inboxes, 0, 1);
-    // Once it has the page, there is nothing to offer.
-    let offered = host.controller.switch.link_of(at(0)).map(|link| link.offer_page());
-    assert!(matches!(offered, Some(Ok(None))));
+    // Once the agent has heard from it, there is nothing to offer.
+    let offered = || host.controller.switch.link_of(at(0)).map(|link| link.offer_page());
+    soon(|| matches!(offered(), Some(Ok(None))).then_some(()));
     drop(inboxes);
     host.close();
 }
@@ -252,6 +252,34 @@ fn nobody_sees_an_effect_of_a_cast_of_the_controller_before_it() {
         });
         assert_eq!(heard, [b"cast".to_vec(), b"effect".to_vec()]);
         inboxes[1..last].iter().for_each(|inbox| assert_eq!(next(inbox).1, b"cast"));
+    }
+    drop(inboxes);
+    host.close();
+}
+
+/// DIR-4: a cast by direct links, whose first receivers answer while its sender still writes to the others.
+#[test]
+fn nobody_sees_an_effect_of_a_cast_by_direct_links_before_it() {
+    const RANKS: usize = 5;
+    let host = Host::new(5, options());
+    let inboxes = listeners(&host);
+    (1..5).for_each(|rank| link(&host, &inboxes, 0, rank));
+    (1..4).for_each(|rank| link(&host, &inboxes, rank, 4));
+    let from = &host.workers[0].0;
+    let all = Target::Many(MESH, super::procs(RANKS), Placement::On(0));
+    for _ in 0..300 {
+        let heard = std::thread::scope(|scope| {
+            for (inbox, (worker, _)) in inboxes.iter().zip(&host.workers).skip(1).take(3) {
+                scope.spawn(move || {
+                    assert_eq!(next(inbox).1, b"cast");
+                    say(worker, 4, b"effect");
+                });
+            }
+            from.tell(&Outgoing { actor: LISTENER, ..out(Request::CALL, &all, b"cast", &[]) }).unwrap();
+            (0..4).map(|_| next(&inboxes[4]).1).collect::<Vec<_>>()
+        });
+        assert_eq!(heard, [&b"cast"[..], b"effect", b"effect", b"effect"]);
+        assert_eq!(next(&inboxes[0]).1, b"cast");
     }
     drop(inboxes);
     host.close();

@@ -1,8 +1,8 @@
-//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` passes them ([`crate::handed`]); after
+//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` passes them ([`crate::handover`]); after
 //! that nothing is looked up by module name.
 
 use crate::codes;
-use crate::handed::handed;
+use crate::handover::handed;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 

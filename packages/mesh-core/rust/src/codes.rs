@@ -1,8 +1,9 @@
 //! Enums known to both sides: each has its members in Rust and in Python (`mesh_core._common.codes`) under the same names.
 //!
-//! Python passes the classes ([`crate::handed`]). From then on a member costs a table look-up, and Python compares by identity. Values without a member are `OTHER` or `UNKNOWN`.
+//! Python passes the classes ([`crate::handover`]). From then on a member costs a table look-up, and Python compares by
+//! identity. Values without a member are `OTHER` or `UNKNOWN`.
 
-use crate::handed::handed;
+use crate::handover::handed;
 use mesh_proto::control::Question;
 use mesh_proto::messages::Request;
 use mesh_proto::{EndKind, Kind, Undelivered};

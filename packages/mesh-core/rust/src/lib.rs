@@ -17,7 +17,7 @@ mod event_loop;
 mod finisher;
 mod gate;
 mod guests;
-mod handed;
+mod handover;
 mod hosts;
 mod inbox;
 mod inspect;
